@@ -1,0 +1,98 @@
+# train_gpt: `make` builds the trainer and the tokenizer, `make help` lists the rest.
+# BLAS=dnnl|openblas|none chooses the matrix product (default: the first that is installed, in this order).
+
+CC ?= gcc
+CLANG ?= clang
+BUILD := build
+WARN := -Wall -Wextra -Wno-unused-function
+# -ffast-math is forbidden: it makes isnan() false. These three only drop errno, traps and the ban on fused multiply-add.
+FAST := -fno-math-errno -fno-trapping-math -ffp-contract=fast
+ARCH ?= native
+has = $(shell printf '\043include <$(1)>\nint main(void){return 0;}\n' | $(CC) -x c - -o /dev/null $(2) >/dev/null 2>&1 && echo yes)
+
+X86 := $(shell $(CC) -mprefer-vector-width=512 -x c -E /dev/null >/dev/null 2>&1 && echo yes)
+TUNE := -march=$(ARCH) $(if $(X86),-mprefer-vector-width=512)
+CFLAGS ?= -O3 -g $(TUNE)
+BASE_FLAGS := -std=c11 -D_GNU_SOURCE -I. $(WARN) $(FAST) -fopenmp
+ifeq ($(CI),true)
+BASE_FLAGS += -Werror
+endif
+
+HAVE_DNNL := $(call has,dnnl.h,-ldnnl)
+HAVE_OPENBLAS := $(call has,cblas.h,-lopenblas)
+HAVE_JSON := $(call has,jansson.h,-ljansson)
+HAVE_XXH := $(call has,xxhash.h,)
+BLAS ?= $(if $(HAVE_DNNL),dnnl,$(if $(HAVE_OPENBLAS),openblas,none))
+BLAS_FLAGS_dnnl := -DUSE_DNNL
+BLAS_LIBS_dnnl := -ldnnl
+BLAS_FLAGS_openblas := -DUSE_OPENBLAS
+BLAS_LIBS_openblas := -lopenblas
+ifeq ($(filter $(BLAS),dnnl openblas none),)
+$(error BLAS=$(BLAS): wanted dnnl, openblas or none)
+endif
+ifneq ($(HAVE_JSON)$(HAVE_XXH),yesyes)
+ifeq ($(filter help clean,$(MAKECMDGOALS)),)
+$(error jansson.h or xxhash.h is missing: run scripts/setup.sh (Debian: apt-get install libjansson-dev libxxhash-dev))
+endif
+endif
+COMMIT := $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
+DEFINES := $(BLAS_FLAGS_$(BLAS)) -DBUILD_BLAS='"$(BLAS)"' -DBUILD_COMMIT='"$(COMMIT)"' -DXXH_INLINE_ALL
+LIBS := $(BLAS_LIBS_$(BLAS)) -ljansson -lm -lpthread
+COMPILE = $(CC) $(BASE_FLAGS) $(DEFINES) $(CFLAGS)
+SANITIZE := -O1 -g $(TUNE) -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+
+HEADERS := $(wildcard llmc/*.h llmc/cpu/*.h dev/test/*.h)
+UNIT_TESTS := $(patsubst dev/test/%.c,$(BUILD)/%,$(wildcard dev/test/test_*.c))
+FUZZERS := $(patsubst dev/fuzz/%.c,$(BUILD)/%,$(wildcard dev/fuzz/fuzz_*.c))
+BENCHES := $(patsubst dev/bench/%.c,$(BUILD)/%,$(wildcard dev/bench/bench_*.c))
+
+all: banner train_gpt tokenize
+
+banner:
+	@echo "matrix products: BLAS=$(BLAS) (oneDNN $(or $(HAVE_DNNL),no), OpenBLAS $(or $(HAVE_OPENBLAS),no)); jansson yes, xxHash yes"
+
+train_gpt: train_gpt.c $(HEADERS) Makefile
+	$(COMPILE) $< -o $@ $(LIBS)
+tokenize: data/tokenize.c $(HEADERS) Makefile
+	$(COMPILE) $< -o $@ $(LIBS)
+test_gpt: test_gpt.c train_gpt.c $(HEADERS) Makefile
+	$(COMPILE) $< -o $@ $(LIBS)
+train_gpt_asan: train_gpt.c $(HEADERS) Makefile
+	$(CC) $(BASE_FLAGS) $(DEFINES) $(SANITIZE) $< -o $@ $(LIBS)
+test_gpt_asan: test_gpt.c train_gpt.c $(HEADERS) Makefile
+	$(CC) $(BASE_FLAGS) $(DEFINES) $(SANITIZE) $< -o $@ $(LIBS)
+tokenize_asan: data/tokenize.c $(HEADERS) Makefile
+	$(CC) $(BASE_FLAGS) $(DEFINES) $(SANITIZE) $< -o $@ $(LIBS)
+
+$(BUILD)/test_%: dev/test/test_%.c $(HEADERS) Makefile
+	@mkdir -p $(BUILD)
+	$(COMPILE) $< -o $@ $(LIBS)
+$(BUILD)/test_%_asan: dev/test/test_%.c $(HEADERS) Makefile
+	@mkdir -p $(BUILD)
+	$(CC) $(BASE_FLAGS) $(DEFINES) $(SANITIZE) $< -o $@ $(LIBS)
+$(BUILD)/bench_%: dev/bench/bench_%.c $(HEADERS) Makefile
+	@mkdir -p $(BUILD)
+	$(COMPILE) $< -o $@ $(LIBS)
+$(BUILD)/fuzz_%: dev/fuzz/fuzz_%.c $(HEADERS) Makefile
+	@mkdir -p $(BUILD)
+	$(CLANG) $(BASE_FLAGS) $(DEFINES) -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all $< -o $@ $(LIBS)
+
+# Every header compiles alone.
+headers:
+	@mkdir -p $(BUILD)
+	@for header in $(wildcard llmc/*.h llmc/cpu/*.h); do \
+	  printf '#include "%s"\nint main(void){return 0;}\n' $$header > $(BUILD)/header.c; \
+	  $(COMPILE) -O0 -fsyntax-only $(BUILD)/header.c || { echo "does not compile alone: $$header"; exit 1; }; done; \
+	echo "headers: each compiles alone"
+
+format:
+	clang-format -i train_gpt.c test_gpt.c llmc/*.h llmc/cpu/*.h dev/test/*.c dev/bench/*.c dev/fuzz/*.c data/*.c
+
+unit: $(UNIT_TESTS)
+unit-asan: $(addsuffix _asan,$(UNIT_TESTS))
+fuzzers: $(FUZZERS)
+
+clean:
+	rm -rf $(BUILD) train_gpt train_gpt_asan tokenize tokenize_asan test_gpt test_gpt_asan
+
+.PHONY: all banner headers format unit unit-asan fuzzers clean

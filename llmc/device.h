@@ -1,0 +1,155 @@
+// device.h: the device interface: one struct of function pointers. The trainer and every parallel mechanism are written
+// once against it. The CPU device (llmc/cpu/) is the oracle; an op without a CPU implementation does not exist.
+//
+// Conventions. Tokens are a flat axis N; matrices are row-major; weights are [out, in]. A Buffer carries its dtype:
+// weights and activations are F32 or BF16 (one of them in a run), gradients of weights, statistics and losses F32,
+// token ids I32. Every output says `=` or `+=`. A Buffer with data == NULL is "absent" where the comment says optional.
+// Ops never allocate and never fail: whatever can be wrong was checked before.
+#ifndef LLMC_DEVICE_H
+#define LLMC_DEVICE_H
+
+#include "llmc/precision.h" // Dtype, dtype_bytes
+#include <stdbool.h>        // bool
+#include <stddef.h>         // size_t
+#include <stdint.h>         // int64_t
+
+typedef struct {
+    void *data; // device memory
+    Dtype dtype;
+} Buffer;
+
+static inline Buffer buffer_at(Buffer buffer, int64_t elements) {
+    if (buffer.data != NULL) buffer.data = (char *)buffer.data + elements * (int64_t)dtype_bytes(buffer.dtype);
+    return buffer;
+}
+
+// Packed attention: sequence (document) s owns the tokens cu_seqlens[s] .. cu_seqlens[s+1]-1. Attention is causal inside
+// a document and absent between documents.
+typedef struct {
+    Buffer cu_seqlens; // (documents+1) I32, starts with 0, ends with N, never decreases
+    int64_t documents;
+    int64_t tokens;     // N
+    int64_t max_length; // of a document
+} Packing;
+
+// Where dropout draws its numbers (rng.h). keep_threshold of 65536 keeps everything; NULL or 65536 = no dropout.
+typedef struct {
+    uint64_t key;            // rng_dropout_key(seed, step)
+    uint32_t site;           // place in the network
+    uint32_t keep_threshold; // rng_dropout_threshold(p)
+    Buffer token_index;      // (N) I32: index of the token in the step's global batch
+} Dropout;
+
+static inline bool dropout_active(const Dropout *dropout) { return dropout != NULL && dropout->keep_threshold < 65536; }
+
+typedef struct {
+    int64_t heads, kv_heads, head_size; // NH NKV HS, of this rank
+} AttentionShape;
+
+// State of a step in device memory, so that a host that reads it late can still skip a bad step.
+typedef struct {
+    double loss_sum;          // sum over valid tokens of loss / valid tokens of the global batch: the loss
+    double grad_squares;      // sum of squares of the gradient
+    double grad_norm;         // set by step_decide
+    double lr;                // set by the host before the step
+    double clip_coefficient;  // min(1, clip/(norm + 1e-6)), set by step_decide
+    int64_t optimizer_steps;  // updates applied; a skipped step does not count
+    int64_t skip;             // 1: loss or norm is not finite; the update changes nothing
+} StepState;
+
+// A run of elements of a flat buffer that share their treatment. Segments are sorted and do not overlap; gaps are padding.
+typedef struct {
+    int64_t begin, count; // elements
+    bool decay;           // weight decay applies
+} Segment;
+
+typedef struct {
+    double beta1, beta2, eps, weight_decay;
+} AdamW;
+
+typedef struct Device Device;
+struct Device {
+    const char *name;
+    void *state; // the implementation's own
+
+    // --- memory (bytes); alloc returns zeroed, 64-byte aligned memory or dies; copies are ordered with ops
+    void *(*alloc)(Device *device, size_t bytes);
+    void (*release)(Device *device, void *pointer);
+    void (*copy_in)(Device *device, void *to_device, const void *from_host, size_t bytes);
+    void (*copy_out)(Device *device, void *to_host, const void *from_device, size_t bytes);
+    void (*zero)(Device *device, void *pointer, size_t bytes);
+    void (*synchronize)(Device *device);
+    // Rate of a large matrix product in this dtype, FLOP/s, measured now (some ten milliseconds): the unit of MFU.
+    double (*matmul_rate)(Device *device, Dtype dtype);
+
+    // --- casts: to (n) = from (n), any mix of F32 and BF16
+    void (*cast)(Device *device, Buffer to, Buffer from, int64_t n);
+
+    // --- embedding: out (N, C) = dropout(wte[ids] + wpe[positions]); wpe and dropout optional
+    void (*embedding_forward)(Device *device, Buffer out, Buffer ids, Buffer positions, Buffer wte, Buffer wpe, const Dropout *dropout,
+                              int64_t N, int64_t C);
+    // dwte (V, C) +=, dwpe (positions, C) += (optional); deterministic
+    void (*embedding_backward)(Device *device, Buffer dwte, Buffer dwpe, Buffer dout, Buffer ids, Buffer positions, const Dropout *dropout,
+                               int64_t N, int64_t C, int64_t V, int64_t max_positions);
+
+    // --- residual + norm: x = in + dropout(branch); sum (N, C) = x; out (N, C) = norm(x) * weight + bias
+    // branch and sum are absent together (then x = in); bias optional; rmsnorm has no mean (mean optional then).
+    // mean, rstd (N) F32 =. layernorm: biased variance (Ba et al. 2016); rmsnorm: Zhang & Sennrich 2019. kind: NORM_*.
+    void (*norm_forward)(Device *device, Buffer out, Buffer mean, Buffer rstd, Buffer sum, Buffer in, Buffer branch, Buffer weight,
+                         Buffer bias, const Dropout *dropout, int kind, double eps, int64_t N, int64_t C);
+    // dx (N, C) = or += (accumulate_x); dweight, dbias (C) F32 = or += (accumulate_w), dbias optional; x is the norm's input
+    void (*norm_backward)(Device *device, Buffer dx, bool accumulate_x, Buffer dweight, Buffer dbias, bool accumulate_w, Buffer dout, Buffer x,
+                          Buffer mean, Buffer rstd, Buffer weight, int kind, int64_t N, int64_t C);
+    // out (N, C) = in with dropout's mask and scale; may be in place
+    void (*dropout_backward)(Device *device, Buffer out, Buffer in, const Dropout *dropout, int64_t N, int64_t C);
+
+    // --- linear: out (N, OC) = in (N, IC) x weight (OC, IC)^T + bias (OC, optional).
+    // gelu_out (N, OC), optional: = gelu(out), tanh form (Hendrycks & Gimpel 2016). out may be F32 when in is BF16.
+    void (*linear_forward)(Device *device, Buffer out, Buffer gelu_out, Buffer in, Buffer weight, Buffer bias, int64_t N, int64_t IC,
+                           int64_t OC);
+    // din (N, IC) = dout (N, OC) x weight; with gelu_in (N, IC), optional: = that * gelu'(gelu_in)
+    void (*linear_backward_input)(Device *device, Buffer din, Buffer dout, Buffer weight, Buffer gelu_in, int64_t N, int64_t IC, int64_t OC);
+    // dweight (OC, IC) F32 = or += dout^T x in; dbias (OC) F32, optional: = or += column sums of dout
+    void (*linear_backward_weight)(Device *device, Buffer dweight, Buffer dbias, bool accumulate, Buffer dout, Buffer in, int64_t N, int64_t IC,
+                                   int64_t OC);
+
+    // --- swiglu (Shazeer 2020): out (N, FF) = silu(gate) * up, gate_up (N, 2*FF) = gate | up
+    void (*swiglu_forward)(Device *device, Buffer out, Buffer gate_up, int64_t N, int64_t FF);
+    // dgate_up (N, 2*FF) =
+    void (*swiglu_backward)(Device *device, Buffer dgate_up, Buffer dout, Buffer gate_up, int64_t N, int64_t FF);
+
+    // --- q and k before attention: rmsnorm per head (q_norm, k_norm (HS), optional together), then rotation of the halves
+    // (Su et al. 2021, in Hugging Face's rotate-half order; rope optional). rope (positions, HS): cos (HS/2) | sin (HS/2), F32.
+    // qkv_out (N, QKV) =, rows are q heads | k heads | v heads; may be qkv_in when there is no qk-norm. rstd (N, NH+NKV) F32 =,
+    // absent without qk-norm.
+    void (*qk_forward)(Device *device, Buffer qkv_out, Buffer rstd, Buffer qkv_in, Buffer q_norm, Buffer k_norm, double eps, Buffer rope,
+                       Buffer positions, AttentionShape shape, int64_t N);
+    // dqkv (N, QKV) in place: gradient of qkv_out becomes that of qkv_in. dq_norm, dk_norm (HS) F32 = or += (accumulate)
+    void (*qk_backward)(Device *device, Buffer dqkv, Buffer dq_norm, Buffer dk_norm, bool accumulate, Buffer qkv_in, Buffer rstd, Buffer q_norm,
+                        Buffer k_norm, Buffer rope, Buffer positions, AttentionShape shape, int64_t N);
+
+    // --- attention: out (N, NH*HS) = softmax(q k^T / sqrt(HS), causal, per document) v; lse (NH, N) F32 = log-sum-exp of the
+    // scaled scores. Blocked with online softmax (Dao 2023, FlashAttention-2); nothing of size T x T exists.
+    void (*attention_forward)(Device *device, Buffer out, Buffer lse, Buffer qkv, const Packing *packing, AttentionShape shape);
+    // dqkv (N, QKV) =; delta (NH, N) F32 is scratch: row sums of dout*out
+    void (*attention_backward)(Device *device, Buffer dqkv, Buffer delta, Buffer dout, Buffer out, Buffer qkv, Buffer lse,
+                               const Packing *packing, AttentionShape shape);
+
+    // --- classifier on a chunk of tokens: losses (N) F32 = -log softmax(logits)[target], 0 where target < 0.
+    // dlogits (N, V), optional: = (softmax - onehot) * dloss, 0 where target < 0; may be logits itself when the dtypes agree.
+    void (*cross_entropy)(Device *device, Buffer losses, Buffer dlogits, Buffer logits, Buffer targets, double dloss, int64_t N, int64_t V);
+
+    // --- the step's scalars
+    // state->loss_sum += scale * sum of losses (N), in a fixed order, in double
+    void (*loss_sum)(Device *device, StepState *state, Buffer losses, double scale, int64_t N);
+    // state->grad_squares += sum of squares of the segments, in a fixed order, in double
+    void (*grad_squares)(Device *device, StepState *state, Buffer grad, const Segment *segments, int64_t count);
+    // grad_norm, clip_coefficient (clip 0 = off), skip; advances optimizer_steps unless skipped
+    void (*step_decide)(Device *device, StepState *state, double clip);
+    // AdamW (Loshchilov & Hutter 2019) on a flat shard, gradients scaled by clip_coefficient; nothing when state->skip.
+    // param (F32 or BF16) and master (F32, absent when param is F32), m, v, grad F32: indexed by the segments
+    void (*adamw)(Device *device, const StepState *state, Buffer param, Buffer master, Buffer m, Buffer v, Buffer grad, const Segment *segments,
+                  int64_t count, AdamW config);
+};
+
+#endif
