@@ -325,7 +325,8 @@ static inline char *safetensors_header(const char *file, const SafetensorsEntry 
         json_t *shape = json_array();
         for (int axis = 0; axis < e->rank; axis++) json_array_append_new(shape, json_integer(e->shape[axis]));
         json_t *value = json_pack("{s:s, s:o, s:[I, I]}", "dtype", e->dtype, "shape", shape, "data_offsets", (json_int_t)at, (json_int_t)end);
-        if (json_object_get(root, e->name) != NULL || strcmp(e->name, "__metadata__") == 0 || json_object_set_new(root, e->name, value) != 0) {
+        const bool taken = json_object_get(root, e->name) != NULL || strcmp(e->name, "__metadata__") == 0;
+        if (json_object_set_new(root, e->name, value) != 0 || taken) {
             good = fail(error, CODE_IO, "%s: tensor '%.200s': the name is taken or is not UTF-8", file, e->name);
         }
         at = end;

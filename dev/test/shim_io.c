@@ -5,6 +5,7 @@
 //   SHIM_AT     the k-th such call fails (from 1)
 //   SHIM_ALL    if set, so do all after it
 //   SHIM_ERROR  number of the error; "short" makes write and pread move half of the bytes; statvfs then tells 0 bytes free
+//   SHIM_NO_EXCHANGE  if set, renameat2 always fails with EINVAL, as where a file system cannot exchange names
 //   SHIM_MARK   a file that is created when the fault happens
 // Real calls go to the kernel directly, so that it works under sanitizers, whatever the order of loading.
 #include <dlfcn.h>       // dlsym
@@ -81,6 +82,10 @@ int rename(const char *from, const char *to) {
 }
 int renameat2(int from_fd, const char *from, int to_fd, const char *to, unsigned flags) {
     bool half;
+    if (getenv("SHIM_NO_EXCHANGE") != NULL) {
+        errno = EINVAL;
+        return -1;
+    }
     return shim_fails("renameat2", from, &half) ? -1 : (int)syscall(SYS_renameat2, from_fd, from, to_fd, to, flags);
 }
 int mkdir(const char *path, mode_t mode) {
