@@ -171,7 +171,7 @@ static inline void *loader_thread_(void *argument) {
 // ----------------------------------------------------------------------------
 // The user's side (one thread)
 
-// Stops the thread, also in the middle of a step, and frees everything. The token set stays open. Harmless on a zeroed Loader.
+// Stops the thread, once it has finished the step it is preparing, and frees everything. The token set stays open. Harmless on a zeroed Loader.
 static inline void loader_close(Loader *loader) {
     if (loader->running) {
         pthread_mutex_lock(&loader->lock);
@@ -202,6 +202,9 @@ static inline bool loader_check(const LoaderConfig *c, Error *error) {
     if (c->global_batch > INT32_MAX / c->seq) {
         return fail(error, CODE_USAGE, "--global-batch: got %lld x --seq %lld tokens, wanted at most %d", (long long)c->global_batch,
                     (long long)c->seq, INT32_MAX);
+    }
+    if (c->pack != PACK_NONE && c->tokens->vocab > 0 && c->eot >= c->tokens->vocab) {
+        return fail(error, CODE_USAGE, "--eot: got %lld, wanted less than the vocabulary of %lld", (long long)c->eot, (long long)c->tokens->vocab);
     }
     for (int64_t f = 0; c->pack != PACK_NONE && c->eot < 0 && f < c->tokens->count; f++) {
         if (c->tokens->files[f].documents != NULL) continue;
