@@ -196,8 +196,8 @@ static inline bool monitor_keeps_line_(const char *line, size_t length, int64_t 
     json_t *record = json_loadb(line, length, JSON_ALLOW_NUL, &ignored);
     const json_t *at = json_object_get(record, "step");
     const char *event = json_string_value(json_object_get(record, "event"));
-    const bool keep =
-        json_is_object(record) && (at == NULL || json_number_value(at) <= (double)step) && (event == NULL || strcmp(event, "end") != 0);
+    const bool keep = json_is_object(record) && (at == NULL || (json_is_number(at) && json_number_value(at) <= (double)step)) &&
+                      (event == NULL || strcmp(event, "end") != 0);
     json_decref(record);
     return keep;
 }
