@@ -3,9 +3,10 @@
 #ifndef LLMC_PLAN_H
 #define LLMC_PLAN_H
 
-#include "llmc/base.h"  // Error, fail, size_multiply
-#include "llmc/model.h" // Model, model_flops_per_token
-#include "llmc/zero.h"  // zero_bytes
+#include "llmc/activations.h" // activations_layout
+#include "llmc/base.h"        // Error, fail, size_multiply
+#include "llmc/model.h"       // Model, model_flops_per_token
+#include "llmc/zero.h"        // zero_bytes
 
 enum { PLAN_ROWS = 24, PLAN_WARNINGS = 12, PLAN_WARNING_BYTES = 256 };
 
@@ -56,6 +57,22 @@ static inline bool plan_add_model(PlanInput *plan, Dtype dtype, Error *error) {
     return plan_add(plan, "parameters", bytes.param_bytes, 1, error) &&
            (bytes.master_bytes == 0 || plan_add(plan, "master weights", bytes.master_bytes, 1, error)) &&
            plan_add(plan, "gradients", bytes.grad_bytes, 1, error) && plan_add(plan, "optimizer state", bytes.optim_bytes, 1, error);
+}
+
+// The activation arena, sized by the function that lays it out. Its 64-bit sums are bounded here first: flags alone can ask for 2^70 bytes.
+static inline bool plan_add_activations(PlanInput *plan, Dtype dtype, Error *error) {
+    const ModelConfig *m = &plan->model->config;
+    const double widths =
+        8.0 * (double)m->channels + 3.0 * (double)(model_qkv_width(m) + model_q_width(m) + model_mlp_in_width(m) + m->ffn + m->heads) + 16;
+    const double bound_bytes = 4 * (double)plan->micro_batch * (double)plan->seq * (double)(m->layers + 4) * (widths + (double)m->head_size);
+    if (bound_bytes > 0x1p62) {
+        return fail(error, CODE_USAGE, "--micro-batch, --seq: activations of %lld x %lld tokens are more than any machine holds",
+                    (long long)plan->micro_batch, (long long)plan->seq);
+    }
+    Activations a;
+    (void)activations_layout(&a, NULL, NULL, m, dtype, plan->micro_batch, plan->seq);
+    return plan_add(plan, "activations", a.kept_bytes, 1, error) && plan_add(plan, "logits of a chunk", a.head_bytes, 1, error) &&
+           plan_add(plan, "scratch and batch", a.scratch_bytes, 1, error);
 }
 
 static inline PlanFacts plan_facts(const PlanInput *plan) {

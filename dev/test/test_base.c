@@ -1,18 +1,7 @@
 // test_base.c: errors keep to one line and the first wins, sizes overflow visibly, allocations are aligned and zero.
-#include "llmc/base.h" // what is tested
-#include <sys/wait.h>  // waitpid
-
-static int passed_, failed_;
-LLMC_PRINTF(2, 3) static void check(bool ok, const char *format, ...) {
-    ok ? passed_++ : failed_++;
-    if (ok) return;
-    va_list arguments;
-    va_start(arguments, format);
-    printf("FAILED: ");
-    vprintf(format, arguments);
-    printf("\n");
-    va_end(arguments);
-}
+#include "dev/test/test.h" // check, test_end
+#include "llmc/base.h"     // what is tested
+#include <sys/wait.h>      // waitpid
 
 static void test_errors(void) {
     Error error = {0};
@@ -98,6 +87,5 @@ int main(void) {
     usleep(2000);
     const double waited = clock_ms() - before;
     check(waited >= 1.9 && waited < 60e3, "2 ms measured as %.3f", waited);
-    printf("%d passed, %d failed\n", passed_, failed_);
-    return failed_ != 0;
+    return test_end();
 }

@@ -1,19 +1,8 @@
 // test_model.c: the tensor table of every preset and of every combination of switches: counts, names, order, joins,
 // decay, initialisation; and how flags become a configuration.
-#include "llmc/model.h" // what is tested
-#include "llmc/zero.h"  // zero_layout
-
-static int passed_, failed_;
-LLMC_PRINTF(2, 3) static void check(bool ok, const char *format, ...) {
-    ok ? passed_++ : failed_++;
-    if (ok) return;
-    va_list arguments;
-    va_start(arguments, format);
-    printf("FAILED: ");
-    vprintf(format, arguments);
-    printf("\n");
-    va_end(arguments);
-}
+#include "dev/test/test.h" // check, test_end
+#include "llmc/model.h"    // what is tested
+#include "llmc/zero.h"     // zero_layout
 
 // Parameter counts of the published models (the sums of their files' tensors).
 static void test_presets(void) {
@@ -198,31 +187,56 @@ static void test_big(void) {
 }
 
 static void test_init(void) {
+    enum { LIMIT = 20001 };
     const ModelConfig config = model_preset_config_(model_preset_find("gpt-micro"));
     Model model = model_create(&config);
     const uint64_t key = rng_key(1337, RNG_INIT);
+    float *values = base_new(LIMIT, sizeof *values), *slice = base_new(LIMIT, sizeof *slice);
     double worst = 0;
     for (int i = 0; i < model.count; i++) {
         const Tensor *t = &model.tensors[i];
+        const int64_t n = min_i64(t->elements, LIMIT);
         double sum = 0, squares = 0;
-        for (int64_t e = 0; e < min_i64(t->elements, 20000); e++) {
-            const double x = (double)model_init_value(t, key, e);
-            sum += x, squares += x * x;
+        model_init_values(t, key, 0, n, values);
+        for (int64_t e = 0; e < n; e++) sum += (double)values[e], squares += (double)values[e] * (double)values[e];
+        // any cut into slices gives the same numbers and the same hash
+        uint64_t hash = 0;
+        int different = 0;
+        for (int64_t begin = 0, count = 1; begin < n; begin += count, count = count % 7 + 1) {
+            const int64_t part = min_i64(count, n - begin);
+            model_init_values(t, key, begin, part, slice);
+            for (int64_t e = 0; e < part; e++) different += slice[e] != values[begin + e];
+            hash += model_hash_values(t, begin, part, slice);
         }
-        const double n = (double)min_i64(t->elements, 20000);
+        check(different == 0 && hash == model_hash_values(t, 0, n, values), "%s: %d of %lld values depend on the slice", t->name, different,
+              (long long)n);
         if (t->init != INIT_NORMAL) {
-            check(sum == (t->init == INIT_ONES ? n : 0), "%s is constant", t->name);
+            check(sum == (t->init == INIT_ONES ? (double)n : 0), "%s is constant", t->name);
             continue;
         }
         const bool residual = strstr(t->name, "attn.o") || strstr(t->name, "mlp.proj");
-        const double std = residual ? 0.02 / sqrt(12.0) : 0.02, error = fabs(sqrt(squares / n) / std - 1);
+        const double std = residual ? 0.02 / sqrt(12.0) : 0.02, error = fabs(sqrt(squares / (double)n) / std - 1);
         worst = fmax(worst, error);
-        check(error < 5 / sqrt(2 * n) && fabs(sum / n) < 5 * std / sqrt(n), "%s: std off by %.3f", t->name, error);
+        check(error < 5 / sqrt(2.0 * (double)n) && fabs(sum / (double)n) < 5 * std / sqrt((double)n), "%s: std off by %.3f", t->name, error);
     }
-    printf("init: std of every matrix within %.1e (bound %.1e), gains 1, biases 0\n", worst, 5 / sqrt(40000.0));
+    printf("init: std of every matrix within %.1e (bound %.1e), gains 1, biases 0, slices agree\n", worst, 5 / sqrt(2.0 * LIMIT));
     const Tensor *q = &model.tensors[find_(&model, "h.0.attn.q.weight")], *k = &model.tensors[find_(&model, "h.0.attn.k.weight")];
-    check(model_init_value(q, key, 0) != model_init_value(k, key, 0), "tensors draw different numbers");
-    check(model_init_value(q, key, 0) != model_init_value(q, rng_key(1338, RNG_INIT), 0), "seeds draw different numbers");
+    float a[4], b[4];
+    model_init_values(q, key, 0, 4, a);
+    model_init_values(k, key, 0, 4, b);
+    check(memcmp(a, b, sizeof a) != 0, "tensors draw different numbers");
+    model_init_values(q, rng_key(1338, RNG_INIT), 0, 4, b);
+    check(memcmp(a, b, sizeof a) != 0, "seeds draw different numbers");
+    model_init_values(q, key, ((int64_t)1 << 33) + 1, 4, b); // elements beyond 2^32: no wrap-around
+    model_init_values(q, key, 1, 4, a);
+    check(memcmp(a, b, sizeof a) != 0, "element 2^33 + 1 is not element 1");
+    const uint64_t hash = model_hash_values(q, 0, 4, a);
+    const float swapped[4] = {a[1], a[0], a[2], a[3]}, negated[4] = {a[0], a[1], a[2], -a[3]};
+    check(model_hash_values(k, 0, 4, a) != hash && model_hash_values(q, 1, 4, a) != hash && model_hash_values(q, 0, 4, swapped) != hash &&
+              model_hash_values(q, 0, 4, negated) != hash,
+          "the hash sees name, place, order and sign");
+    free(values);
+    free(slice);
     model_free(&model);
 }
 
@@ -319,6 +333,5 @@ int main(void) {
     FILE *nowhere = fopen("/dev/null", "w");
     model_list(nowhere);
     fclose(nowhere);
-    printf("%d passed, %d failed\n", passed_, failed_);
-    return failed_ != 0;
+    return test_end();
 }

@@ -1,19 +1,8 @@
 // test_monitor.c: log.jsonl (records, escapes, cutting back on resume, full disk), run.json, the console line, signals, OUT/stop.
-#include "llmc/monitor.h" // what is tested
-#include <sys/stat.h>     // mkdir
-#include <sys/wait.h>     // waitpid
-
-static int passed_, failed_;
-LLMC_PRINTF(2, 3) static void check(bool ok, const char *format, ...) {
-    ok ? passed_++ : failed_++;
-    if (ok) return;
-    va_list arguments;
-    va_start(arguments, format);
-    printf("FAILED: ");
-    vprintf(format, arguments);
-    printf("\n");
-    va_end(arguments);
-}
+#include "dev/test/test.h" // check, test_end
+#include "llmc/monitor.h"  // what is tested
+#include <sys/stat.h>      // mkdir
+#include <sys/wait.h>      // waitpid
 
 static char out_[64]; // directory of the test
 
@@ -339,6 +328,5 @@ int main(void) {
     unlink(path_("log.jsonl"));
     unlink(path_("run.json"));
     check(rmdir(out_) == 0, "nothing else is left in the directory");
-    printf("%d passed, %d failed\n", passed_, failed_);
-    return failed_ != 0;
+    return test_end();
 }

@@ -1,17 +1,6 @@
 // test_options.c: parsing of flags and config files: values, limits, messages that name the flag, and the table's own sanity.
-#include "llmc/options.h" // what is tested
-
-static int passed_, failed_;
-LLMC_PRINTF(2, 3) static void check(bool ok, const char *format, ...) {
-    ok ? passed_++ : failed_++;
-    if (ok) return;
-    va_list arguments;
-    va_start(arguments, format);
-    printf("FAILED: ");
-    vprintf(format, arguments);
-    printf("\n");
-    va_end(arguments);
-}
+#include "dev/test/test.h" // check, test_end
+#include "llmc/options.h"  // what is tested
 
 enum { WORDS = 8 };
 
@@ -271,6 +260,5 @@ int main(void) {
     test_command_line();
     test_config();
     test_help();
-    printf("%d passed, %d failed\n", passed_, failed_);
-    return failed_ != 0;
+    return test_end();
 }

@@ -1,18 +1,7 @@
 // test_rng.c: Philox4x32-10 against the known answers of its authors' Random123, and the distributions drawn from it.
-#include "llmc/base.h" // LLMC_PRINTF
-#include "llmc/rng.h"  // what is tested
-
-static int passed_, failed_;
-LLMC_PRINTF(2, 3) static void check(bool ok, const char *format, ...) {
-    ok ? passed_++ : failed_++;
-    if (ok) return;
-    va_list arguments;
-    va_start(arguments, format);
-    printf("FAILED: ");
-    vprintf(format, arguments);
-    printf("\n");
-    va_end(arguments);
-}
+#include "dev/test/test.h" // check, test_end
+#include "llmc/base.h"     // base_new
+#include "llmc/rng.h"      // what is tested
 
 static void check_philox_(uint64_t key, uint64_t low, uint64_t high, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
     const Philox r = philox(key, low, high);
@@ -28,7 +17,7 @@ static void test_known_answers(void) {
     printf("philox: 3 known answers\n");
 }
 
-static void test_uniform(void) {
+static void test_interval(void) {
     check(rng_uniform(0) == 0x1p-24f && rng_uniform(UINT32_MAX) == 1.0f && rng_uniform(255) == 0x1p-24f && rng_uniform(256) == 0x1p-23f,
           "ends of (0, 1]");
     printf("uniform: (0, 1], never 0\n");
@@ -106,10 +95,9 @@ static void test_dropout(void) {
 
 int main(void) {
     test_known_answers();
-    test_uniform();
+    test_interval();
     test_normal();
     test_keys();
     test_dropout();
-    printf("%d passed, %d failed\n", passed_, failed_);
-    return failed_ != 0;
+    return test_end();
 }

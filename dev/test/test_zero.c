@@ -1,17 +1,6 @@
 // test_zero.c: the flat arenas: offsets and sizes beyond 2^31, segments, what zero_unit() hands to the ops.
-#include "llmc/zero.h" // what is tested
-
-static int passed_, failed_;
-LLMC_PRINTF(2, 3) static void check(bool ok, const char *format, ...) {
-    ok ? passed_++ : failed_++;
-    if (ok) return;
-    va_list arguments;
-    va_start(arguments, format);
-    printf("FAILED: ");
-    vprintf(format, arguments);
-    printf("\n");
-    va_end(arguments);
-}
+#include "dev/test/test.h" // check, test_end
+#include "llmc/zero.h"     // what is tested
 
 // The part of a device that arenas need; counts what is allocated.
 static void *alloc_(Device *device, size_t bytes) {
@@ -138,6 +127,5 @@ static void test_big(void) {
 int main(void) {
     test_units();
     test_big();
-    printf("%d passed, %d failed\n", passed_, failed_);
-    return failed_ != 0;
+    return test_end();
 }
