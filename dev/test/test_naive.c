@@ -1,17 +1,15 @@
 // test_naive.c: the double-precision model (naive_gpt.h) against recorded PyTorch and transformers results, and against
 // finite differences for random configurations.
 #include "dev/test/reference.h" // Fixture, NaiveGpt, reference_*
+#include "dev/test/test.h"      // check, test_end
 
-static int passed_, failed_;
-
-LLMC_PRINTF(2, 3) static void check(bool ok, const char *format, ...) {
+LLMC_PRINTF(3, 4) static void report(Worst worst, double bound, const char *format, ...) {
+    char what[160];
     va_list arguments;
     va_start(arguments, format);
-    printf(ok ? "ok    " : "FAIL  ");
-    vprintf(format, arguments);
-    printf("\n");
+    vsnprintf(what, sizeof what, format, arguments);
     va_end(arguments);
-    ok ? passed_++ : failed_++;
+    check_error(worst.error, bound, what);
 }
 
 static void test_fixture(int index) {
@@ -58,12 +56,11 @@ static void test_fixture(int index) {
     worst_add(&after, reference_error(gpt.logits, wanted, batch.tokens * config.vocab, 0.0), "logits");
     free(wanted);
     const char *fixture = reference_fixtures[index];
-    check(logits.error <= bound, "%-12s logits %.1e (bound %.0e)", fixture, logits.error, bound);
-    check(gradient.error <= bound, "%-12s gradients %.1e (bound %.0e), worst %s", fixture, gradient.error, bound, gradient.name);
-    check(loss.error <= scalar_bound, "%-12s %d losses %.1e (bound %.0e), worst %s", fixture, (int)steps, loss.error, scalar_bound, loss.name);
-    check(norm.error <= scalar_bound, "%-12s %d gradient norms %.1e (bound %.0e), worst %s", fixture, (int)steps, norm.error, scalar_bound,
-          norm.name);
-    check(after.error <= bound, "%-12s logits after %d updates %.1e (bound %.0e)", fixture, (int)steps, after.error, bound);
+    report(logits, bound, "%s: logits", fixture);
+    report(gradient, bound, "%s: gradients, worst %s", fixture, gradient.name);
+    report(loss, scalar_bound, "%s: losses of %d steps, worst %s", fixture, (int)steps, loss.name);
+    report(norm, scalar_bound, "%s: gradient norms, worst %s", fixture, norm.name);
+    report(after, bound, "%s: logits after the updates", fixture);
     naive_free(&gpt);
     fixture_close(&f);
 }
@@ -121,13 +118,11 @@ static void test_differences(void) {
         naive_free(&gpt);
         reference_random_batch_free(&random);
     }
-    check(worst.error <= bound, "%d configurations, %d finite differences %.1e (bound %.0e), worst %s", CONFIGURATIONS, (int)quotients, worst.error,
-          bound, worst.name);
+    report(worst, bound, "%d configurations, %d quotients, worst %s", CONFIGURATIONS, (int)quotients, worst.name);
 }
 
 int main(void) {
     for (int i = 0; i < REFERENCE_FIXTURES; i++) test_fixture(i);
     test_differences();
-    printf("%d passed, %d failed\n", passed_, failed_);
-    return failed_ != 0;
+    return test_end();
 }
