@@ -174,8 +174,8 @@ static inline bool pieces_create(Pieces *pieces, const TokenSet *set, int64_t T,
 enum { PACK_BUFFER = 1024 };
 
 typedef struct {
-    int64_t epoch, buffer; // which one this is; epoch -1: none yet
-    int rows;
+    int64_t epoch, buffer;           // which one this is
+    int rows;                        // 0: nothing loaded yet
     int row_begin[PACK_BUFFER + 1];  // (rows + 1) into piece
     int32_t row_tokens[PACK_BUFFER]; // (rows)
     int64_t piece[PACK_BUFFER];      // row by row, a row's longest piece first
@@ -195,7 +195,7 @@ static inline int fit_compare_(const void *a, const void *b) { // longest first,
 
 // Packs buffer `buffer` of an epoch, unless it is the one that is there.
 static inline void fit_load(FitBuffer *fit, const Pieces *pieces, const Sampler *sampler, int64_t T, int64_t epoch, int64_t buffer) {
-    if (fit->epoch == epoch && fit->buffer == buffer) return;
+    if (fit->rows > 0 && fit->epoch == epoch && fit->buffer == buffer) return;
     const int64_t first = buffer * PACK_BUFFER;
     const int count = (int)min_i64(PACK_BUFFER, pieces->count - first);
     FitItem_ items[PACK_BUFFER];
