@@ -219,10 +219,12 @@ static inline void fit_load(FitBuffer *fit, const Pieces *pieces, const Sampler 
         room[bin] -= items[i].length;
         bin_of[i] = bin;
     }
-    // Rows stand in the order in which their longest piece was drawn: with shuffling that says nothing about lengths.
-    int row_of_bin[PACK_BUFFER], rows = 0, fill[PACK_BUFFER + 1] = {0};
+    // Rows stand in the order in which their longest piece was drawn, and are shuffled once more: first fit fills the bins of
+    // early draws first, so that the order of draws alone would say something about what is in a row.
+    int row_of_bin[PACK_BUFFER], fill[PACK_BUFFER + 1] = {0}, rows = 0;
+    const Sampler places = sampler_create(rng_mix(sampler->key ^ rng_mix((uint64_t)buffer)), bins, sampler->shuffle);
     for (int draw = 0; draw < count; draw++) {
-        if (opened[draw] >= 0) row_of_bin[opened[draw]] = rows++;
+        if (opened[draw] >= 0) row_of_bin[opened[draw]] = (int)sampler_index(&places, epoch, rows++);
     }
     for (int i = 0; i < count; i++) fill[row_of_bin[bin_of[i]] + 1]++;
     for (int row = 0; row < rows; row++) fill[row + 1] += fill[row];
