@@ -73,6 +73,9 @@ $(BUILD)/test_%_asan: dev/test/test_%.c $(HEADERS) Makefile
 $(BUILD)/bench_%: dev/bench/bench_%.c $(HEADERS) Makefile
 	@mkdir -p $(BUILD)
 	$(COMPILE) $< -o $@ $(LIBS)
+$(BUILD)/make_tokens: dev/bench/make_tokens.c $(HEADERS) Makefile
+	@mkdir -p $(BUILD)
+	$(COMPILE) $< -o $@ $(LIBS)
 $(BUILD)/fuzz_%: dev/fuzz/fuzz_%.c $(HEADERS) Makefile
 	@mkdir -p $(BUILD)
 	$(CLANG) $(BASE_FLAGS) $(DEFINES) -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all $< -o $@ $(LIBS)
@@ -92,7 +95,11 @@ unit: $(UNIT_TESTS)
 unit-asan: $(addsuffix _asan,$(UNIT_TESTS))
 fuzzers: $(FUZZERS)
 
+# One-line faults, each of which must make its test fail (dev/mutants).
+mutants:
+	python3 dev/mutants/run.py
+
 clean:
 	rm -rf $(BUILD) train_gpt train_gpt_asan tokenize tokenize_asan test_gpt test_gpt_asan
 
-.PHONY: all banner headers format unit unit-asan fuzzers clean
+.PHONY: all banner headers format unit unit-asan fuzzers mutants clean
