@@ -88,6 +88,13 @@ headers:
 	  $(COMPILE) -O0 -fsyntax-only $(BUILD)/header.c || { echo "does not compile alone: $$header"; exit 1; }; done; \
 	echo "headers: each compiles alone"
 
+# Warnings of a compiler without its code: make CC=clang syntax
+SYNTAX := $(addsuffix .syntax,$(wildcard train_gpt.c test_gpt.c data/*.c dev/test/*.c dev/bench/*.c dev/fuzz/*.c))
+$(SYNTAX): %.syntax: %
+	$(COMPILE) -fsyntax-only $<
+syntax: $(SYNTAX)
+	@echo "$(words $(SYNTAX)) files compile with $(CC)"
+
 format:
 	clang-format -i train_gpt.c test_gpt.c llmc/*.h llmc/cpu/*.h dev/test/*.c dev/bench/*.c dev/fuzz/*.c data/*.c
 
@@ -102,4 +109,4 @@ mutants:
 clean:
 	rm -rf $(BUILD) train_gpt train_gpt_asan tokenize tokenize_asan test_gpt test_gpt_asan
 
-.PHONY: all banner headers format unit unit-asan fuzzers mutants clean
+.PHONY: all banner headers syntax $(SYNTAX) format unit unit-asan fuzzers mutants clean

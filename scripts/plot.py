@@ -48,14 +48,14 @@ def read_log(path):
 
 
 def smooth(values, window):
-    """Mean over the last `window` steps (fewer at the start), over what is finite."""
+    """Mean over `window` steps around each (fewer at the ends), over what is finite."""
     if window <= 1 or len(values) == 0:
         return values
     finite = np.isfinite(values)
     sums = np.concatenate(([0.0], np.cumsum(np.where(finite, values, 0.0))))
     counts = np.concatenate(([0], np.cumsum(finite)))
-    end = np.arange(1, len(values) + 1)
-    begin = np.maximum(end - window, 0)
+    at = np.arange(len(values))
+    begin, end = np.maximum(at - window // 2, 0), np.minimum(at + window // 2 + 1, len(values))
     with np.errstate(invalid="ignore", divide="ignore"):
         return (sums[end] - sums[begin]) / (counts[end] - counts[begin])
 
@@ -124,8 +124,8 @@ def main():
         axes[name].set_xlabel(x_names[options.x])
         axes[name].grid(alpha=0.3)
         axes[name].margins(x=0.01)
-    axes["tok_per_s"].set_ylim(bottom=0)
-    axes["lr"].set_ylim(bottom=0)
+    for name in ("tok_per_s", "lr"):
+        axes[name].set_ylim(0, axes[name].get_ylim()[1] * 1.05)
     norms = np.concatenate([run["steps"]["grad_norm"] for run in runs])
     norms = norms[np.isfinite(norms) & (norms > 0)]
     if len(norms) and norms.max() > 50 * np.median(norms):
