@@ -76,6 +76,9 @@ $(BUILD)/bench_%: dev/bench/bench_%.c $(HEADERS) Makefile
 $(BUILD)/make_tokens: dev/bench/make_tokens.c $(HEADERS) Makefile
 	@mkdir -p $(BUILD)
 	$(COMPILE) $< -o $@ $(LIBS)
+$(BUILD)/compare_grads: dev/test/compare_grads.c $(HEADERS) Makefile
+	@mkdir -p $(BUILD)
+	$(COMPILE) $< -o $@ $(LIBS)
 $(BUILD)/fuzz_%: dev/fuzz/fuzz_%.c $(HEADERS) Makefile
 	@mkdir -p $(BUILD)
 	$(CLANG) $(BASE_FLAGS) $(DEFINES) -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all $< -o $@ $(LIBS)
