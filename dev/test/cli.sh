@@ -146,7 +146,7 @@ tiny 2 '--seq' --out "$dir/run" --resume auto --seq 8 --steps 4
 tiny 2 '--train|token' --out "$dir/run" --resume auto --train "$dir/[gl]o*.bin" --steps 4
 tiny 3 'nowhere' --out "$dir/other" --resume "$dir/nowhere"
 tiny 2 '--resume|--out' --resume auto
-exec 9>"$dir/run/lock"
+exec 9>"$dir/run/.lock"
 if flock -n 9; then
     tiny 5 '--out' --out "$dir/run" --resume auto --steps 4
 fi
