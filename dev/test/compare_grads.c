@@ -44,7 +44,7 @@ int main(int argc, char **argv) {
         const double floor = 1e-3 * sqrt(whole) * sqrt((double)a.index.tensors[t].elements / elements);
         const double e = sqrt(difference[t]) / fmax(sqrt(size[t]), floor);
         over += !(e <= bound); // also NaN
-        if (!(e <= worst)) worst = e, where = a.index.tensors[t].name;
+        if (!(e <= worst) && !isnan(worst)) worst = e, where = a.index.tensors[t].name;
     }
     printf("%zu tensors, worst error %.3g (%s), bound %g, norm %.9g\n", a.index.count, worst, where, bound, sqrt(whole));
     const bool good = over == 0 && whole > 0;
