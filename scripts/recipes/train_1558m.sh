@@ -3,7 +3,8 @@
 # hyperparameters of GPT-3's model of this size (Brown et al. 2020, table 2.1: learning rate, batch of 1 M tokens).
 #
 # usage: scripts/recipes/train_1558m.sh [flags of train_gpt, which override these]
-#   TRAIN, VAL: globs of token files    OUT: where to write [runs/gpt2-1558m]
+#   TRAIN, VAL: globs of token files, as data/fineweb.py writes them: TRAIN='data/out/fineweb_train_*.bin' VAL=data/out/fineweb_val.bin
+#   OUT: where to write [runs/gpt2-1558m]
 #
 # Only --dry-run of this recipe has been run. The whole run is 3.14e20 floating-point operations. Estimates from that number, at
 # 50 GFLOP/s sustained per CPU core and with perfect scaling: 2 cores 100 years, 16 cores 12 years, 64 cores 3 years. A model of
