@@ -48,6 +48,17 @@ BENCHES := $(patsubst dev/bench/%.c,$(BUILD)/%,$(wildcard dev/bench/bench_*.c))
 
 all: banner train_gpt tokenize
 
+help:
+	@echo "make              ./train_gpt and ./tokenize (BLAS=dnnl|openblas|none, ARCH=native)"
+	@echo "make test_gpt     the trainer against recorded results; make test_gpt_asan"
+	@echo "make unit         build/test_*; make unit-asan: under AddressSanitizer and UndefinedBehaviorSanitizer"
+	@echo "make fuzzers      build/fuzz_* (clang)"
+	@echo "make mutants      one-line faults, each of which must make a test fail"
+	@echo "make headers      every header compiles alone; make CC=clang syntax: warnings of another compiler"
+	@echo "make format       clang-format over the sources"
+	@echo "make clean        removes what was built"
+	@echo "scripts/test.sh   everything"
+
 banner:
 	@echo "matrix products: BLAS=$(BLAS) (oneDNN $(or $(HAVE_DNNL),no), OpenBLAS $(or $(HAVE_OPENBLAS),no)); jansson yes, xxHash yes"
 
@@ -112,4 +123,4 @@ mutants:
 clean:
 	rm -rf $(BUILD) train_gpt train_gpt_asan tokenize tokenize_asan test_gpt test_gpt_asan
 
-.PHONY: all banner headers syntax $(SYNTAX) format unit unit-asan fuzzers mutants clean
+.PHONY: all help banner headers syntax $(SYNTAX) format unit unit-asan fuzzers mutants clean

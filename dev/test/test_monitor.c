@@ -53,7 +53,7 @@ static void test_records(FILE *console) {
     r.loss = (double)NAN, r.grad_norm = (double)INFINITY, r.lr = -(double)INFINITY;
     check(monitor_step(&monitor, &r, &error), "step: %s", error.text);
     check(monitor_val(&monitor, 2, 0.1, &error), "val: %s", error.text);
-    const char hostile[] = "a\"b\\c\n\t\x01\x7f\xff\xc3\xa9\xc0\x80\xed\xa0\x80\xf0\x9f\x98\x80\xf4\x90\x80\x80\xe2\x82";
+    const char hostile[] = "a\"b\\c\n\t\x01\x7f\xff\xc3\xa9\xc0\x80\xed\xa0\x80\xf0\x9f\x98\x80\xf4\x90\x80\x80\xe2\x82\xe0\x80\xaf";
     check(monitor_sample(&monitor, hostile, sizeof hostile - 1, &error), "sample: %s", error.text);
     monitor_put_text(monitor_event_begin(&monitor, "save"), "path", "x");
     check(monitor_event_end(&monitor, &error), "event: %s", error.text);
@@ -68,7 +68,7 @@ static void test_records(FILE *console) {
         "{\"step\":2,\"val_loss\":0.1}\n"
         "{\"event\":\"sample\",\"step\":2,\"text\":\"a\\\"b\\\\c\\u000a\\u0009\\u0001\\u007f\xef\xbf\xbd\xc3\xa9"
         "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xf0\x9f\x98\x80\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd"
-        "\xef\xbf\xbd\xef\xbf\xbd\"}\n"
+        "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\"}\n"
         "{\"event\":\"save\",\"step\":2,\"path\":\"x\"}\n"
         "{\"event\":\"end\",\"step\":2,\"init_hash\":\"fedcba9876543210\",\"device\":\"cpu\",\"ranks\":[{\"param_bytes\":1,\"grad_bytes\":2,"
         "\"optim_bytes\":3,\"activation_peak_bytes\":5497558138880,\"comm\":{}}]}\n";
