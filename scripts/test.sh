@@ -21,7 +21,7 @@ jobs=$(nproc)
 fuzz_seconds=${FUZZ_SECONDS:-10}
 logs=build/logs
 mkdir -p $logs
-passed=0 failed=0 skipped=0
+passed=0 failed=0 skipped=0 heading=
 began=$(date +%s)
 
 # part NAME COMMAND...: runs it, shows its last line, or much more when it fails. Exit code 77: it could not run here, and said why.
@@ -29,6 +29,8 @@ part() {
     local name=$1 log status started took
     shift
     [[ "$name" == *"$only"* ]] || return 0
+    [ -z "$heading" ] || printf '\n== %s (%ds so far)\n' "$heading" $(($(date +%s) - began))
+    heading=
     log=$logs/${name//[^a-zA-Z0-9_.-]/_}.txt
     started=$(date +%s.%N)
     timeout --kill-after=10 1200 "$@" >"$log" 2>&1 </dev/null
@@ -50,12 +52,13 @@ part() {
         ;;
     esac
 }
-heading() { printf '\n== %s (%ds so far)\n' "$1" $(($(date +%s) - began)); }
+heading() { heading=$1; } # shown with its first part
 
 c_files() { find train_gpt.c test_gpt.c llmc dev data -name '*.[ch]' -not -path 'data/out/*' | sort; }
 check_format() {
     command -v clang-format >/dev/null || { echo "no clang-format"; return 77; }
-    c_files | xargs clang-format --dry-run -Werror && echo "$(c_files | wc -l) files"
+    c_files | xargs clang-format --dry-run -Werror 2>&1 | sed -n 's/^\([^:]*\):.*-Wclang-format-violations.*/\1: run make format/p' | sort | uniq -c
+    [ "${PIPESTATUS[1]}" -eq 0 ] && echo "$(c_files | wc -l) files"
 }
 check_python() {
     local files
@@ -136,4 +139,4 @@ for name in $fuzzers; do shell "fuzz_$name" fuzz "$name"; done
 
 printf '\n%d parts skipped; %d minutes %d seconds\n' $skipped $((($(date +%s) - began) / 60)) $((($(date +%s) - began) % 60))
 printf '%d passed, %d failed\n' $passed $failed
-[ $failed -eq 0 ]
+[ $failed -eq 0 ] && [ $passed -gt 0 ]

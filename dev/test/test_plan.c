@@ -122,6 +122,11 @@ static void test_warnings(void) {
     PlanInput plan = good;
     plan.machine_bytes = 1.9e9; // needs 1.99e9
     check_warning_(&plan, "memory");
+    check(!plan_fits(&plan, &error) && error.code == CODE_USAGE && strstr(error.text, "needs 1.8") != NULL, "too large: '%s'", error.text);
+    error = (Error){0};
+    check(plan_fits(&good, &error), "fits: %s", error.text);
+    plan.machine_bytes = 0;
+    check(plan_fits(&plan, &error), "unknown memory holds everything");
     plan = good, plan.train_samples = 7, plan.steps = 0;
     check_warning_(&plan, "--global-batch");
     plan = good, plan.train_samples = 190000;
