@@ -280,7 +280,7 @@ static inline bool safetensors_read_index(int fd, int64_t file_bytes, const char
 
 static inline bool safetensors_open(const char *path, SafetensorsFile *file, Error *error) {
     *file = (SafetensorsFile){.fd = -1};
-    int64_t file_bytes;
+    int64_t file_bytes = 0;
     if (!file_open(path, &file->fd, &file_bytes, error)) return false;
     file->path = base_copy_text(path);
     if (safetensors_read_index(file->fd, file_bytes, path, &file->index, error)) return true;
