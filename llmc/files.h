@@ -81,7 +81,7 @@ static inline char *file_read_whole(const char *path, int64_t limit_bytes, size_
 
 static inline bool file_hash(int fd, int64_t bytes, const char *path, char hash[FILES_HASH_CHARS], Error *error) {
     XXH3_state_t *state = XXH3_createState();
-    char *chunk = base_new(FILES_CHUNK_BYTES, 1); // pages that are not touched cost nothing
+    char *chunk = base_new((size_t)min_i64(bytes, FILES_CHUNK_BYTES), 1);
     if (state == NULL) die(CODE_USAGE, "out of memory: hash state");
     XXH3_128bits_reset(state);
     bool good = true;

@@ -301,7 +301,8 @@ static void put_sharded(const char *directory, int rank, int64_t rows, int64_t c
     ManifestFile *files = base_new((size_t)count, sizeof *files);
     ManifestSlice *placed = base_new((size_t)count, sizeof *placed);
     char(*names)[40] = base_new((size_t)count, 40);
-    shell("rm -rf '%s'; mkdir -p '%s'", directory, directory);
+    if (access(directory, F_OK) == 0 && !directory_remove(directory, &error)) die_error(&error);
+    if (!directory_create(directory, &error)) die_error(&error);
     for (int i = 0; i < count; i++) {
         const ManifestSlice *s = &slices[i];
         const int64_t width = s->end[1] - s->begin[1];
