@@ -7,6 +7,7 @@
 //   SHIM_ERROR  number of the error; "short" makes write and pread move half of the bytes; statvfs then tells 0 bytes free
 //   SHIM_NO_EXCHANGE  if set, renameat2 always fails with EINVAL, as where a file system cannot exchange names
 //   SHIM_MARK   a file that is created when the fault happens
+//   SHIM_LOG    a file that gets a line "CALL LAST-PART-OF-PATH" for each fsync, rename and rmdir on such a path
 // Real calls go to the kernel directly, so that it works under sanitizers, whatever the order of loading.
 #include <dlfcn.h>       // dlsym
 #include <errno.h>       // errno
@@ -25,6 +26,14 @@ static bool shim_fails(const char *call, const char *path, bool *half) {
     static int seen;
     const char *wanted = getenv("SHIM_CALL"), *part = getenv("SHIM_PATH"), *at = getenv("SHIM_AT"), *error = getenv("SHIM_ERROR");
     *half = false;
+    const char *log = getenv("SHIM_LOG"), *slash = strrchr(path, '/');
+    if (log != NULL && part != NULL && slash != NULL && strstr(path, part) != NULL &&
+        (strcmp(call, "fsync") == 0 || strcmp(call, "rename") == 0 || strcmp(call, "rmdir") == 0)) {
+        char line[512];
+        const int length = snprintf(line, sizeof line, "%s %s\n", call, slash + 1);
+        long fd = syscall(SYS_openat, AT_FDCWD, log, O_CREAT | O_WRONLY | O_APPEND, 0666);
+        if (fd >= 0 && syscall(SYS_write, (int)fd, line, length) == length) syscall(SYS_close, (int)fd);
+    }
     if (wanted == NULL || part == NULL || at == NULL || error == NULL || strcmp(wanted, call) != 0 || strstr(path, part) == NULL) return false;
     seen++;
     if (seen != atoi(at) && !(getenv("SHIM_ALL") != NULL && seen > atoi(at))) return false;

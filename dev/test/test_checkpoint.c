@@ -691,8 +691,9 @@ static int run_child(const char *out, const char *step, const char *call, int at
     snprintf(shim, sizeof shim, "%.*s/shim_io.so", (int)(strrchr(self, '/') - self), self);
     if (access(shim, R_OK) != 0) die(CODE_INPUT, "%s is missing: make build/shim_io.so", shim);
     snprintf(number, sizeof number, "%d", at);
-    const char *mark = temporary("mark"), *said = temporary("said");
+    const char *mark = temporary("mark"), *said = temporary("said"), *log = temporary("log");
     unlink(mark);
+    unlink(log);
     pid_t child = fork();
     if (child == 0) {
         int fd = open(said, O_WRONLY | O_CREAT | O_TRUNC, 0600);
@@ -704,6 +705,7 @@ static int run_child(const char *out, const char *step, const char *call, int at
         setenv("SHIM_AT", number, 1);
         setenv("SHIM_ERROR", how, 1);
         setenv("SHIM_MARK", mark, 1);
+        setenv("SHIM_LOG", log, 1);
         if (no_exchange) setenv("SHIM_NO_EXCHANGE", "1", 1);
         all ? setenv("SHIM_ALL", "1", 1) : unsetenv("SHIM_ALL");
         execl(self, self, "save", out, step, (char *)NULL);
@@ -790,6 +792,27 @@ static void test_failing_calls(void) {
     free_run(&run);
 }
 
+// What survives a loss of power depends on the order of the calls: data, manifest and names are synced before the rename
+// that commits, that rename before anything is deleted.
+static void test_order(void) {
+    const ModelConfig config = small_config();
+    Run run = make_run(&config, DTYPE_F32, 1);
+    char out[PATH_MAX], text[2048];
+    strcpy(out, temporary("order"));
+    set_step(&run, 1);
+    Error error = {0};
+    size_t bytes;
+    if (!directory_create(out, &error) || !checkpoint_save(out, &run.state, run.tensors, run.count, 1, &error)) die_error(&error);
+    const int code = run_child(out, "2", "none", 1, "0", false, false, text);
+    char *log = file_read_whole(temporary("log"), 1 << 20, &bytes, &error);
+    const char *wanted = "fsync rank_00000.safetensors\nfsync manifest.json\nfsync step_00000002.tmp\nrename step_00000002.tmp\nfsync order\n"
+                         "rename step_00000001\nfsync order\nrmdir step_00000001.old\n";
+    check(code == 0 && log != NULL && strcmp(log, wanted) == 0, "order of syncs and renames%s%s",
+          log != NULL && strcmp(log, wanted) == 0 ? "" : ":\n", log != NULL && strcmp(log, wanted) == 0 ? "" : log);
+    free(log);
+    free_run(&run);
+}
+
 // Saves step after step and tells each on a pipe, until it is killed.
 static void child_saves_forever(const char *out, Run *run, int64_t step, int pipe_fd) {
     Error error = {0};
@@ -859,6 +882,7 @@ int main(int argc, char **argv) {
     test_damage();
     test_directory();
     test_failing_calls();
+    test_order();
     test_kills();
     shell("rm -rf '%s'%s", directory_, "");
     printf("%d passed, %d failed\n", passed_, failed_);
