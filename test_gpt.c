@@ -32,7 +32,7 @@ static Subject *subject_open(const ModelConfig *config, int precision, int64_t B
     o->weight_decay = optimizer->weight_decay;
     o->clip = optimizer->clip;
     s->config = *config;
-    s->trainer = trainer_create(o, &s->config);
+    trainer_create(&s->trainer, o, &s->config);
     return s;
 }
 
