@@ -1,5 +1,5 @@
 // plan.h: what a run will need and do, before it is started: memory by category, counts, time, warnings. Pure: it is given
-// sizes and prints; it allocates nothing and reads no file but the machine's memory size.
+// sizes and prints; it allocates nothing and asks the system only for its memory size.
 #ifndef LLMC_PLAN_H
 #define LLMC_PLAN_H
 
@@ -93,12 +93,6 @@ static inline PlanFacts plan_facts(const PlanInput *plan) {
     return f;
 }
 
-// Memory of this machine, 0 when unknown.
-static inline double plan_machine_bytes(void) {
-    const long pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGESIZE);
-    return pages > 0 && page_bytes > 0 ? (double)pages * (double)page_bytes : 0;
-}
-
 // 1536 -> "1.50 KiB"; 1e12 -> "1.00 T".
 static inline const char *plan_bytes_text(double bytes, char text[32]) {
     static const char *const units[] = {"bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
@@ -113,6 +107,28 @@ static inline const char *plan_count_text(double count, char text[32]) {
     while (count >= 1000 && unit < 7) count /= 1000, unit++;
     snprintf(text, 32, unit ? "%.2f%s" : "%.0f%s", count, units[unit]);
     return text;
+}
+
+// Memory that this process can have: the machine's, or less where a container limits it; 0 when unknown.
+static inline double plan_machine_bytes(void) {
+    const long pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGESIZE);
+    double bytes = pages > 0 && page_bytes > 0 ? (double)pages * (double)page_bytes : 0;
+    FILE *file = fopen("/sys/fs/cgroup/memory.max", "r"); // holds a number or "max"
+    double limit = 0;
+    if (file != NULL) {
+        if (fscanf(file, "%lf", &limit) == 1 && limit > 0 && (bytes == 0 || limit < bytes)) bytes = limit;
+        fclose(file);
+    }
+    return bytes;
+}
+
+// Refuses a run that this machine cannot hold, before it allocates.
+static inline bool plan_fits(const PlanInput *plan, Error *error) {
+    const PlanFacts facts = plan_facts(plan);
+    char need[32], have[32];
+    if (plan->machine_bytes == 0 || (double)facts.total_bytes <= plan->machine_bytes) return true;
+    return fail(error, CODE_USAGE, "memory: this run needs %s, this machine has %s: a smaller --micro-batch, --seq or model, or --precision bf16",
+                plan_bytes_text((double)facts.total_bytes, need), plan_bytes_text(plan->machine_bytes, have));
 }
 
 // Things that are allowed but seldom meant. Returns how many lines it wrote.

@@ -56,8 +56,8 @@ static void test_sizes(void) {
             big.micro_batch = max_i64(1, tokens >> 30), big.seq = tokens / big.micro_batch;
             error = (Error){0};
             if (!plan_add_activations(&big, DTYPE_F32, &error)) {
-                check(error.code == CODE_USAGE && strstr(error.text, "--micro-batch") && tokens > 1 << 24, "%s: %lld tokens: '%s'",
-                      model_presets[i].name, (long long)tokens, error.text);
+                check(error.code == CODE_USAGE && strncmp(error.text, "--micro-batch, --seq:", 21) == 0 && tokens > 1 << 24,
+                      "%s: %lld tokens: '%s'", model_presets[i].name, (long long)tokens, error.text);
                 break;
             }
             const double residual = (double)tokens * (double)other.config.channels * 4 * 4 * (double)other.config.layers;
@@ -122,6 +122,11 @@ static void test_warnings(void) {
     PlanInput plan = good;
     plan.machine_bytes = 1.9e9; // needs 1.99e9
     check_warning_(&plan, "memory");
+    check(!plan_fits(&plan, &error) && error.code == CODE_USAGE && strstr(error.text, "needs 1.8") != NULL, "too large: '%s'", error.text);
+    error = (Error){0};
+    check(plan_fits(&good, &error), "fits: %s", error.text);
+    plan.machine_bytes = 0;
+    check(plan_fits(&plan, &error), "unknown memory holds everything");
     plan = good, plan.train_samples = 7, plan.steps = 0;
     check_warning_(&plan, "--global-batch");
     plan = good, plan.train_samples = 190000;
