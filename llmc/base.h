@@ -94,12 +94,12 @@ static inline void *base_alloc_raw(size_t bytes) {
     size_t rounded = (bytes + BASE_HUGE_BYTES - 1) / BASE_HUGE_BYTES * BASE_HUGE_BYTES;
     void *pointer = NULL;
     if (bytes >= BASE_HUGE_BYTES) {
-        if (posix_memalign(&pointer, BASE_HUGE_BYTES, rounded) != 0) pointer = NULL;
+        pointer = aligned_alloc(BASE_HUGE_BYTES, rounded);
 #ifdef MADV_HUGEPAGE
         if (pointer != NULL) (void)madvise(pointer, rounded, MADV_HUGEPAGE); // a wish; its failure changes only speed
 #endif
-    } else if (posix_memalign(&pointer, 64, (bytes + 63) / 64 * 64) != 0) {
-        pointer = NULL;
+    } else {
+        pointer = aligned_alloc(64, (bytes + 63) / 64 * 64);
     }
     if (pointer == NULL) die(CODE_USAGE, "out of memory: wanted %zu bytes", bytes);
     return pointer;
