@@ -81,6 +81,11 @@ $(BUILD)/test_%: dev/test/test_%.c $(HEADERS) Makefile
 $(BUILD)/test_%_asan: dev/test/test_%.c $(HEADERS) Makefile
 	@mkdir -p $(BUILD)
 	$(CC) $(BASE_FLAGS) $(DEFINES) $(SANITIZE) $< -o $@ $(LIBS)
+# Makes the k-th system call of a kind fail; preloaded by test_checkpoint into its children.
+$(BUILD)/shim_io.so: dev/test/shim_io.c Makefile
+	@mkdir -p $(BUILD)
+	$(CC) -std=c11 -D_GNU_SOURCE $(WARN) -O1 -g -shared -fPIC $< -o $@ -ldl
+$(BUILD)/test_checkpoint $(BUILD)/test_checkpoint_asan: | $(BUILD)/shim_io.so
 $(BUILD)/bench_%: dev/bench/bench_%.c $(HEADERS) Makefile
 	@mkdir -p $(BUILD)
 	$(COMPILE) $< -o $@ $(LIBS)

@@ -32,6 +32,7 @@ static inline char *path_join(const char *directory, const char *name) {
 
 // Opens a regular file for reading and tells its size.
 static inline bool file_open(const char *path, int *fd, int64_t *bytes, Error *error) {
+    *bytes = 0;
     *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // O_NONBLOCK: a FIFO must not hang the open
     if (*fd < 0) return fail(error, CODE_INPUT, "%s: cannot open: %s", path, strerror(errno));
     struct stat status;
@@ -61,6 +62,7 @@ static inline bool file_read_at(int fd, void *out, size_t bytes, int64_t offset,
 static inline char *file_read_whole(const char *path, int64_t limit_bytes, size_t *bytes, Error *error) {
     int fd;
     int64_t size;
+    *bytes = 0;
     if (!file_open(path, &fd, &size, error)) return NULL;
     char *text = NULL;
     if (size > limit_bytes) {
@@ -79,7 +81,7 @@ static inline char *file_read_whole(const char *path, int64_t limit_bytes, size_
 
 static inline bool file_hash(int fd, int64_t bytes, const char *path, char hash[FILES_HASH_CHARS], Error *error) {
     XXH3_state_t *state = XXH3_createState();
-    char *chunk = base_alloc(FILES_CHUNK_BYTES);
+    char *chunk = base_new(FILES_CHUNK_BYTES, 1); // pages that are not touched cost nothing
     if (state == NULL) die(CODE_USAGE, "out of memory: hash state");
     XXH3_128bits_reset(state);
     bool good = true;
@@ -135,7 +137,7 @@ static inline bool file_writer_open(FileWriter *writer, const char *path, Error 
     *writer = (FileWriter){.fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)};
     if (writer->fd < 0) return fail(error, CODE_IO, "%s: cannot create: %s", path, strerror(errno));
     writer->path = base_copy_text(path);
-    writer->stage = base_alloc(FILES_CHUNK_BYTES);
+    writer->stage = base_new(FILES_CHUNK_BYTES, 1); // pages that are not touched cost nothing
     writer->hash = XXH3_createState();
     if (writer->hash == NULL) die(CODE_USAGE, "out of memory: hash state");
     XXH3_128bits_reset(writer->hash);

@@ -233,7 +233,6 @@ static inline bool loader_open(Loader *loader, const LoaderConfig *config, Loade
     memset(loader, 0, sizeof *loader);
     loader->config = *config;
     loader->start = loader->position = loader->at = start;
-    loader->fit.epoch = -1;
     if (!loader_check(config, error)) return false;
     int64_t samples;
     if (config->pack == PACK_FIT) {

@@ -174,8 +174,8 @@ static inline bool pieces_create(Pieces *pieces, const TokenSet *set, int64_t T,
 enum { PACK_BUFFER = 1024 };
 
 typedef struct {
-    int64_t epoch, buffer; // which one this is; epoch -1: none yet
-    int rows;
+    int64_t epoch, buffer;           // which one this is
+    int rows;                        // 0: nothing loaded yet
     int row_begin[PACK_BUFFER + 1];  // (rows + 1) into piece
     int32_t row_tokens[PACK_BUFFER]; // (rows)
     int64_t piece[PACK_BUFFER];      // row by row, a row's longest piece first
@@ -195,7 +195,7 @@ static inline int fit_compare_(const void *a, const void *b) { // longest first,
 
 // Packs buffer `buffer` of an epoch, unless it is the one that is there.
 static inline void fit_load(FitBuffer *fit, const Pieces *pieces, const Sampler *sampler, int64_t T, int64_t epoch, int64_t buffer) {
-    if (fit->epoch == epoch && fit->buffer == buffer) return;
+    if (fit->rows > 0 && fit->epoch == epoch && fit->buffer == buffer) return;
     const int64_t first = buffer * PACK_BUFFER;
     const int count = (int)min_i64(PACK_BUFFER, pieces->count - first);
     FitItem_ items[PACK_BUFFER];
@@ -219,10 +219,12 @@ static inline void fit_load(FitBuffer *fit, const Pieces *pieces, const Sampler 
         room[bin] -= items[i].length;
         bin_of[i] = bin;
     }
-    // Rows stand in the order in which their longest piece was drawn: with shuffling that says nothing about lengths.
-    int row_of_bin[PACK_BUFFER], rows = 0, fill[PACK_BUFFER + 1] = {0};
+    // Rows stand in the order in which their longest piece was drawn, and are shuffled once more: first fit fills the bins of
+    // early draws first, so that the order of draws alone would say something about what is in a row.
+    int row_of_bin[PACK_BUFFER], fill[PACK_BUFFER + 1] = {0}, rows = 0;
+    const Sampler places = sampler_create(rng_mix(sampler->key ^ rng_mix((uint64_t)buffer)), bins, sampler->shuffle);
     for (int draw = 0; draw < count; draw++) {
-        if (opened[draw] >= 0) row_of_bin[opened[draw]] = rows++;
+        if (opened[draw] >= 0) row_of_bin[opened[draw]] = (int)sampler_index(&places, epoch, rows++);
     }
     for (int i = 0; i < count; i++) fill[row_of_bin[bin_of[i]] + 1]++;
     for (int row = 0; row < rows; row++) fill[row + 1] += fill[row];

@@ -37,6 +37,7 @@ static inline const SafetensorsType *safetensors_type(const char *name) {
 // Elements and bytes of a shape; false when they do not fit 63 bits or do not fill whole bytes.
 static inline bool safetensors_size(const SafetensorsType *type, int rank, const int64_t *shape, int64_t *elements, int64_t *bytes) {
     int64_t count = 1, bits;
+    *elements = *bytes = 0;
     for (int i = 0; i < rank; i++) {
         if (shape[i] < 0 || __builtin_mul_overflow(count, shape[i], &count)) return false;
     }
@@ -198,6 +199,7 @@ static inline bool safetensors_parse_root_(const char *file, json_t *root, int64
 
 // Header length of a file of `file_bytes` whose first 8 bytes are `start`.
 static inline bool safetensors_header_bytes(const char *file, const void *start, int64_t file_bytes, size_t *header_bytes, Error *error) {
+    *header_bytes = 0;
     if (file_bytes < 8) return fail(error, CODE_INPUT, "%s: got %lld bytes, wanted at least 8 (truncated?)", file, (long long)file_bytes);
     uint64_t length;
     memcpy(&length, start, 8);
@@ -323,7 +325,8 @@ static inline char *safetensors_header(const char *file, const SafetensorsEntry 
         json_t *shape = json_array();
         for (int axis = 0; axis < e->rank; axis++) json_array_append_new(shape, json_integer(e->shape[axis]));
         json_t *value = json_pack("{s:s, s:o, s:[I, I]}", "dtype", e->dtype, "shape", shape, "data_offsets", (json_int_t)at, (json_int_t)end);
-        if (json_object_get(root, e->name) != NULL || strcmp(e->name, "__metadata__") == 0 || json_object_set_new(root, e->name, value) != 0) {
+        const bool taken = json_object_get(root, e->name) != NULL || strcmp(e->name, "__metadata__") == 0;
+        if (json_object_set_new(root, e->name, value) != 0 || taken) {
             good = fail(error, CODE_IO, "%s: tensor '%.200s': the name is taken or is not UTF-8", file, e->name);
         }
         at = end;

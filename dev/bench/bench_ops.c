@@ -46,11 +46,11 @@ static double report(Timer *timer, const char *what, double bytes, double ceilin
     return rate;
 }
 
-#define BENCH(what, bytes, ceiling, call)                                                                                                       \
-    do {                                                                                                                                        \
-        Timer timer = {.rounds = -1, .wanted = rounds};                                                                                         \
-        while (running(&timer)) call;                                                                                                           \
-        report(&timer, what, bytes, ceiling);                                                                                                   \
+#define BENCH(what, bytes, ceiling, call)                                                                                                          \
+    do {                                                                                                                                           \
+        Timer timer = {.rounds = -1, .wanted = rounds};                                                                                            \
+        while (running(&timer)) call;                                                                                                              \
+        report(&timer, what, bytes, ceiling);                                                                                                      \
     } while (0)
 
 static Buffer f32(int64_t n) { return (Buffer){cpu_alloc(NULL, (size_t)n * 4), DTYPE_F32}; }
@@ -131,8 +131,7 @@ static void bench_norm(int rounds, int64_t N, int64_t C, Dtype dtype, double cei
     snprintf(what, sizeof what, "norm_forward  %s dropout N=%lld C=%lld", dtype_names[dtype], (long long)N, (long long)C);
     BENCH(what, 4 * row, ceiling, cpu_norm_forward(NULL, out, mean, rstd, sum, x, branch, weight, bias, &dropout, NORM_LAYERNORM, 1e-5, N, C));
     snprintf(what, sizeof what, "norm_backward %s N=%lld C=%lld", dtype_names[dtype], (long long)N, (long long)C);
-    BENCH(what, 4 * row, ceiling,
-          cpu_norm_backward(NULL, dx, true, dweight, dbias, true, dout, sum, mean, rstd, weight, NORM_LAYERNORM, N, C));
+    BENCH(what, 4 * row, ceiling, cpu_norm_backward(NULL, dx, true, dweight, dbias, true, dout, sum, mean, rstd, weight, NORM_LAYERNORM, N, C));
 }
 
 static void bench_embedding(int rounds, int64_t N, int64_t C, int64_t V, double ceiling) {

@@ -54,9 +54,7 @@ static double *ops_doubles(Buffer b, int64_t n) {
 
 static bool ops_same_bits(Buffer a, Buffer b, int64_t n) { return memcmp(a.data, b.data, (size_t)n * dtype_bytes(a.dtype)) == 0; }
 
-static double ops_round(Dtype dtype, double x) {
-    return dtype == DTYPE_BF16 ? (double)bf16_to_f32(bf16_from_f32((float)x)) : (double)(float)x;
-}
+static double ops_round(Dtype dtype, double x) { return dtype == DTYPE_BF16 ? (double)bf16_to_f32(bf16_from_f32((float)x)) : (double)(float)x; }
 
 // Worst errors of a group. fp32: largest difference over largest reference. bf16: that error in units of the error which the
 // reference itself makes when it is rounded to bf16.

@@ -1,8 +1,8 @@
 // test_norm.c: residual + dropout + norm, forward and backward, and dropout_backward against double precision, finite
 // differences and the definition of the mask.
-#include "dev/test/ops.h"   // ops_random, ops_compare
-#include "llmc/cpu/norm.h"  // cpu_norm_forward, cpu_norm_backward
-#include <math.h>           // sqrt
+#include "dev/test/ops.h"  // ops_random, ops_compare
+#include "llmc/cpu/norm.h" // cpu_norm_forward, cpu_norm_backward
+#include <math.h>          // sqrt
 
 static const int kinds[] = {NORM_LAYERNORM, NORM_RMSNORM};
 static const Dtype dtypes[] = {DTYPE_F32, DTYPE_BF16};
@@ -54,8 +54,8 @@ static void forward_case(ForwardWorst *worst, int kind, Dtype dtype, bool branch
            rstd = ops_new(N, DTYPE_F32);
     const Dropout dropout = {11, 3, rng_dropout_threshold(drop), ops_counting(N, 100)};
     const Buffer none = {0};
-    cpu_norm_forward(NULL, out, mean, rstd, branched ? sum : none, in, branched ? branch : none, weight, biased ? bias : none, &dropout, kind,
-                     1e-5, N, C);
+    cpu_norm_forward(NULL, out, mean, rstd, branched ? sum : none, in, branched ? branch : none, weight, biased ? bias : none, &dropout, kind, 1e-5,
+                     N, C);
     double *x = ops_doubles(in, N * C), *w = ops_doubles(weight, C), *b = ops_doubles(bias, C);
     if (branched) {
         for (int64_t i = 0; i < N * C; i++) x[i] += ops_at(branch, i) * ops_mask(&dropout, i / C, i % C);
@@ -123,7 +123,8 @@ static void test_backward(void) {
     for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
         for (int variant = 0; variant < 32; variant++) {
             if (sizes[s][1] == 8200 && variant != 0 && variant != 31) continue;
-            backward_case(&worst, kinds[variant & 1], dtypes[variant >> 1 & 1], variant & 4, variant & 8, variant & 16, false, sizes[s][0], sizes[s][1]);
+            backward_case(&worst, kinds[variant & 1], dtypes[variant >> 1 & 1], variant & 4, variant & 8, variant & 16, false, sizes[s][0],
+                          sizes[s][1]);
         }
     }
     for (int variant = 0; variant < 4; variant++) {
@@ -158,9 +159,10 @@ static void test_differences(void) {
     OpsWorst dx_worst = {0}, dw_worst = {0}, db_worst = {0};
     for (int k = 0; k < 2; k++) {
         const int kind = kinds[k];
-        Buffer x = ops_random(N * C, DTYPE_F32, 21, 0.3, 1), dout = ops_random(N * C, DTYPE_F32, 22, 0, 1), weight = ops_random(C, DTYPE_F32, 23, 1, 0.5),
-               bias = ops_random(C, DTYPE_F32, 24, 0, 1), out = ops_new(N * C, DTYPE_F32), mean = ops_new(N, DTYPE_F32), rstd = ops_new(N, DTYPE_F32),
-               dx = ops_new(N * C, DTYPE_F32), dweight = ops_new(C, DTYPE_F32), dbias = ops_new(C, DTYPE_F32);
+        Buffer x = ops_random(N * C, DTYPE_F32, 21, 0.3, 1), dout = ops_random(N * C, DTYPE_F32, 22, 0, 1),
+               weight = ops_random(C, DTYPE_F32, 23, 1, 0.5), bias = ops_random(C, DTYPE_F32, 24, 0, 1), out = ops_new(N * C, DTYPE_F32),
+               mean = ops_new(N, DTYPE_F32), rstd = ops_new(N, DTYPE_F32), dx = ops_new(N * C, DTYPE_F32), dweight = ops_new(C, DTYPE_F32),
+               dbias = ops_new(C, DTYPE_F32);
         cpu_norm_forward(NULL, out, mean, rstd, (Buffer){0}, x, (Buffer){0}, weight, bias, NULL, kind, 1e-5, N, C);
         cpu_norm_backward(NULL, dx, false, dweight, dbias, false, dout, x, mean, rstd, weight, kind, N, C);
         double *xs = ops_doubles(x, N * C), *w = ops_doubles(weight, C), *b = ops_doubles(bias, C), *ds = ops_doubles(dout, N * C);
@@ -182,8 +184,9 @@ static void test_differences(void) {
 
 static void test_extremes(void) {
     enum { N = 6, C = 300 };
-    Buffer x = ops_new(N * C, DTYPE_F32), weight = ops_random(C, DTYPE_F32, 31, 1, 0.5), out = ops_new(N * C, DTYPE_F32), mean = ops_new(N, DTYPE_F32),
-           rstd = ops_new(N, DTYPE_F32), dout = ops_random(N * C, DTYPE_F32, 32, 0, 1), dx = ops_new(N * C, DTYPE_F32), dweight = ops_new(C, DTYPE_F32);
+    Buffer x = ops_new(N * C, DTYPE_F32), weight = ops_random(C, DTYPE_F32, 31, 1, 0.5), out = ops_new(N * C, DTYPE_F32),
+           mean = ops_new(N, DTYPE_F32), rstd = ops_new(N, DTYPE_F32), dout = ops_random(N * C, DTYPE_F32, 32, 0, 1),
+           dx = ops_new(N * C, DTYPE_F32), dweight = ops_new(C, DTYPE_F32);
     float *row = x.data;
     for (int c = 0; c < C; c++) {
         row[c] = 0, row[C + c] = 0.1f, row[2 * C + c] = 20000, row[3 * C + c] = c % 2 ? 20000 : -20000;
@@ -232,7 +235,8 @@ static void test_threads(Dtype dtype) {
         for (int i = 0; i < 5; i++) {
             if (threads == 1) first[i] = now[i];
             if (threads > 1) {
-                check(ops_same_bits(first[i], now[i], i < 3 ? N * C : C), "%s: output %d with %d threads differs from one", dtype_names[dtype], i, threads);
+                check(ops_same_bits(first[i], now[i], i < 3 ? N * C : C), "%s: output %d with %d threads differs from one", dtype_names[dtype], i,
+                      threads);
                 free(now[i].data);
             }
         }
@@ -272,7 +276,9 @@ static void test_dropout(void) {
     check(ops_same_bits(mask, ones, N * C), "in place");
     Buffer narrow = ops_random(N * C, DTYPE_BF16, 0, 2, 0);
     cpu_dropout_backward(NULL, narrow, narrow, &dropout, N, C);
-    check(ops_at(narrow, 0) == ops_round(DTYPE_BF16, 2 * (double)((float *)mask.data)[0]) && ops_at(narrow, N * C - 1) == ops_round(DTYPE_BF16, 2 * (double)((float *)mask.data)[N * C - 1]), "bf16");
+    check(ops_at(narrow, 0) == ops_round(DTYPE_BF16, 2 * (double)((float *)mask.data)[0]) &&
+              ops_at(narrow, N * C - 1) == ops_round(DTYPE_BF16, 2 * (double)((float *)mask.data)[N * C - 1]),
+          "bf16");
     cpu_dropout_backward(NULL, ones, back, NULL, N, C);
     check(ops_same_bits(ones, back, N * C), "no dropout is a copy");
 

@@ -59,8 +59,8 @@ static void test_uniform(void) {
         same_seed += x == sampler_index(&b, 0, i);
         rising += i > 0 && x > sampler_index(&a, 0, i - 1);
     }
-    check(fixed < 10 && same_epoch < 10 && same_seed < 10, "fixed points %lld, as next epoch %lld, as other seed %lld", (long long)fixed, (long long)same_epoch,
-          (long long)same_seed);
+    check(fixed < 10 && same_epoch < 10 && same_seed < 10, "fixed points %lld, as next epoch %lld, as other seed %lld", (long long)fixed,
+          (long long)same_epoch, (long long)same_seed);
     check(llabs(rising - n / 2) < 5 * 100, "rises: %lld of %lld", (long long)rising, (long long)n);
     check(sampler_at(&a, n + 5) == sampler_index(&a, 1, 5) && sampler_at(&a, n - 1) == sampler_index(&a, 0, n - 1), "position -> (epoch, index)");
     printf("epochs and seeds: %lld, %lld, %lld coincidences of 100000 (about 1 expected), %lld rises\n", (long long)fixed, (long long)same_epoch,
@@ -76,7 +76,7 @@ static void test_windows(const TempDir *dir) {
         write_tokens(dir, name, ids, sizes[f], 2);
     }
     TokenSet set = open_tokens(temp_path(dir, "w*.bin").text, 300);
-    Windows windows;
+    Windows windows = {0};
     Error error = {0};
     check(windows_create(&windows, &set, T, "--train", &error) && windows.count == 7, "windows: %lld", (long long)windows.count);
     int64_t w = 0;
@@ -90,7 +90,8 @@ static void test_windows(const TempDir *dir) {
     windows_free(&windows);
     check(windows_create(&windows, &set, 1, "--train", &error) && windows.count == 7 + 8 + 15 + 16 + 27, "T = 1: %lld", (long long)windows.count);
     windows_free(&windows);
-    check(!windows_create(&windows, &set, 28, "--train", &error) && error.code == CODE_INPUT && strstr(error.text, "w7.bin, has 28 tokens, wanted 29"),
+    check(!windows_create(&windows, &set, 28, "--train", &error) && error.code == CODE_INPUT &&
+              strstr(error.text, "w7.bin, has 28 tokens, wanted 29"),
           "too short: %s", error.text);
     tokens_close(&set);
     printf("windows: files of 0, 1, T, T+1, 2T, 2T+1, 0, 3T+4 tokens\n");

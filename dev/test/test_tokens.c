@@ -10,8 +10,8 @@ static void expect_error(const char *pattern, int64_t vocab, int code, const cha
         good = tokens_check(&set, vocab, &error);
         tokens_close(&set);
     }
-    check(!good && error.code == code && strstr(error.text, part) != NULL && strchr(error.text, '\n') == NULL, "%s: got code %d '%s', wanted %d and '%s'",
-          what, error.code, error.text, code, part);
+    check(!good && error.code == code && strstr(error.text, part) != NULL && strchr(error.text, '\n') == NULL,
+          "%s: got code %d '%s', wanted %d and '%s'", what, error.code, error.text, code, part);
 }
 
 static void test_forms(const TempDir *dir) {
@@ -86,8 +86,8 @@ static void test_damage(const TempDir *dir) {
     expect_error(temp_path(dir, "nothing.bin").text, 300, CODE_INPUT, "--train: no file matches", "missing file");
     expect_error(dir->path, 300, CODE_INPUT, "not a regular file", "a directory");
     ids[77] = 300;
-    expect_error(write_tokens(dir, "id.bin", ids, 100, 2).text, 300, CODE_INPUT, "id.bin: token 77: got id 300, wanted less than the vocabulary of 300",
-                 "id at the vocabulary");
+    expect_error(write_tokens(dir, "id.bin", ids, 100, 2).text, 300, CODE_INPUT,
+                 "id.bin: token 77: got id 300, wanted less than the vocabulary of 300", "id at the vocabulary");
     ids[77] = -1;
     expect_error(write_tokens(dir, "id.bin", ids, 100, 4).text, 300, CODE_INPUT, "token 77: got id 4294967295", "huge id");
     printf("damage: %zu headers, names, ids\n", sizeof cases / sizeof cases[0]);
@@ -101,7 +101,8 @@ static void test_glob(const TempDir *dir) {
     write_tokens(dir, "glob_c.bin", ids + 3, 1, 4);
     write_text(dir, "glob_a.json", "{\"tokenizer\": \"byte\", \"vocab_size\": 257, \"eot_id\": 256, \"documents\": 3, \"other\": [1]}");
     TokenSet set = open_tokens(temp_path(dir, "glob_*").text, 257);
-    check(set.count == 4 && set.tokens == 4 && strstr(set.files[0].path, "glob_B") && strstr(set.files[1].path, "glob_a"), "four files in byte order");
+    check(set.count == 4 && set.tokens == 4 && strstr(set.files[0].path, "glob_B") && strstr(set.files[1].path, "glob_a"),
+          "four files in byte order");
     bool order = true;
     for (int i = 0; i < 4; i++) {
         int32_t got = 0;
@@ -109,7 +110,8 @@ static void test_glob(const TempDir *dir) {
         order = order && tokens_read(&set, i, 1, &got, &error) && got == i + 1;
     }
     check(order, "tokens of all files in order");
-    check(strcmp(set.info.tokenizer, "byte") == 0 && set.info.vocab == 257 && set.info.eot == 256 && set.info.documents == -1, "facts of the one .json");
+    check(strcmp(set.info.tokenizer, "byte") == 0 && set.info.vocab == 257 && set.info.eot == 256 && set.info.documents == -1,
+          "facts of the one .json");
     tokens_close(&set);
     write_text(dir, "glob_b.json", "{\"vocab_size\": 300}");
     expect_error(temp_path(dir, "glob_*").text, 300, CODE_INPUT, "vocab_size: got 300, wanted 257", "files that disagree");
@@ -221,11 +223,11 @@ static void test_large(const TempDir *dir) {
             path = write_tokens(dir, cases[k].name, NULL, 0, width);
         } else { // more than 2^31 tokens: only a Megatron pair holds them
             const int32_t lengths[2] = {2000000000, 700000000};
-            path = write_megatron(dir, "large_mega", NULL, TOKEN_U16, 2, (int32_t[2]){0, 0}, 2, (int64_t[2]){0, 2}, 2, 0);
+            path = write_megatron(dir, "large_mega", "", TOKEN_U16, 2, (int32_t[2]){0, 0}, 2, (int64_t[2]){0, 2}, 2, 0);
             FILE *idx = fopen(temp_path(dir, "large_mega.idx").text, "r+b");
             const int64_t second = 2 * (int64_t)lengths[0];
-            check(fseek(idx, 34, SEEK_SET) == 0 && fwrite(lengths, 4, 2, idx) == 2 && fseek(idx, 8, SEEK_CUR) == 0 && fwrite(&second, 8, 1, idx) == 1 &&
-                      fclose(idx) == 0,
+            check(fseek(idx, 34, SEEK_SET) == 0 && fwrite(lengths, 4, 2, idx) == 2 && fseek(idx, 8, SEEK_CUR) == 0 &&
+                      fwrite(&second, 8, 1, idx) == 1 && fclose(idx) == 0,
                   "index of the large pair");
         }
         const int32_t last[4] = {11, 22, 33, 44}, count = (int32_t)tokens;
@@ -240,7 +242,8 @@ static void test_large(const TempDir *dir) {
         int32_t got[6];
         Error error = {0};
         const bool read = tokens_read(&set, set.tokens - 6, 6, got, &error);
-        check(read && set.tokens == tokens && got[1] == 0 && memcmp(got + 2, last, sizeof last) == 0, "last tokens of %lld: %s", (long long)tokens, error.text);
+        check(read && set.tokens == tokens && got[1] == 0 && memcmp(got + 2, last, sizeof last) == 0, "last tokens of %lld: %s", (long long)tokens,
+              error.text);
         tokens_close(&set);
         remove(path.text);
     }

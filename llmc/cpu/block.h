@@ -23,15 +23,26 @@ static inline const float *cpu_block_in(Buffer from, int64_t at, int64_t n, floa
 }
 
 // Where the block that starts at `at` is to be written; cpu_block_store(to, at, n, that) completes it.
-static inline float *cpu_block_out(Buffer to, int64_t at, float *scratch) {
-    return to.dtype == DTYPE_F32 ? (float *)to.data + at : scratch;
-}
+static inline float *cpu_block_out(Buffer to, int64_t at, float *scratch) { return to.dtype == DTYPE_F32 ? (float *)to.data + at : scratch; }
 
 static inline void cpu_block_store(Buffer to, int64_t at, int64_t n, const float *block) {
     if (to.dtype == DTYPE_F32) return; // written in place
     uint16_t *bits = (uint16_t *)to.data + at;
 #pragma omp simd
     for (int64_t i = 0; i < n; i++) bits[i] = cpu_to_bf16(block[i]);
+}
+
+// Sums over a block run in this many independent lanes: one order of summation for every compiler and vector width, short
+// chains of rounding, and no waiting for the latency of an addition.
+enum { CPU_LANES = 32 };
+
+static inline float cpu_lanes_sum(const float lane[CPU_LANES]) {
+    float half[CPU_LANES / 2];
+    for (int k = 0; k < CPU_LANES / 2; k++) half[k] = lane[k] + lane[k + CPU_LANES / 2];
+    for (int width = CPU_LANES / 4; width > 0; width /= 2) {
+        for (int k = 0; k < width; k++) half[k] += half[k + width];
+    }
+    return half[0];
 }
 
 #endif

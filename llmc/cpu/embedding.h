@@ -8,8 +8,8 @@
 #include <omp.h>              // omp_get_max_threads
 
 // out (N, C) = dropout(wte[ids] + wpe[positions]); wpe and dropout optional
-static inline void cpu_embedding_forward(Device *device, Buffer out, Buffer ids, Buffer positions, Buffer wte, Buffer wpe,
-                                         const Dropout *dropout, int64_t N, int64_t C) {
+static inline void cpu_embedding_forward(Device *device, Buffer out, Buffer ids, Buffer positions, Buffer wte, Buffer wpe, const Dropout *dropout,
+                                         int64_t N, int64_t C) {
     (void)device;
     const bool active = dropout_active(dropout);
 #pragma omp parallel for schedule(static)

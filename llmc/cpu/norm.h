@@ -34,22 +34,28 @@ static inline void cpu_norm_residual_row_(Buffer sum, Buffer in, Buffer branch, 
     }
 }
 
-// Sum over a row of (x - shift), or of its square.
+// Sum over a row of x, or of (x - shift)^2.
 static inline double cpu_norm_row_sum_(Buffer x, float shift, bool square, int64_t n, int64_t C) {
     CPU_SCRATCH(scratch);
     double total = 0;
     for (int64_t c = 0; c < C; c += CPU_BLOCK) {
-        const int64_t width = min_i64(CPU_BLOCK, C - c);
+        const int64_t width = min_i64(CPU_BLOCK, C - c), whole = width / CPU_LANES * CPU_LANES;
         const float *from = cpu_block_in(x, n * C + c, width, scratch);
-        float sum = 0;
+        float lane[CPU_LANES] = {0};
         if (square) {
-#pragma omp simd reduction(+ : sum)
-            for (int64_t i = 0; i < width; i++) sum += (from[i] - shift) * (from[i] - shift);
+            for (int64_t i = 0; i < whole; i += CPU_LANES) {
+#pragma omp simd
+                for (int k = 0; k < CPU_LANES; k++) lane[k] += (from[i + k] - shift) * (from[i + k] - shift);
+            }
+            for (int64_t i = whole; i < width; i++) lane[i - whole] += (from[i] - shift) * (from[i] - shift);
         } else {
-#pragma omp simd reduction(+ : sum)
-            for (int64_t i = 0; i < width; i++) sum += from[i] - shift;
+            for (int64_t i = 0; i < whole; i += CPU_LANES) {
+#pragma omp simd
+                for (int k = 0; k < CPU_LANES; k++) lane[k] += from[i + k];
+            }
+            for (int64_t i = whole; i < width; i++) lane[i - whole] += from[i];
         }
-        total += (double)sum;
+        total += (double)cpu_lanes_sum(lane);
     }
     return total;
 }
@@ -167,8 +173,8 @@ static inline void cpu_norm_backward_row_(Buffer dx, bool accumulate, Buffer dou
     }
 }
 
-static inline void cpu_norm_backward(Device *device, Buffer dx, bool accumulate_x, Buffer dweight, Buffer dbias, bool accumulate_w,
-                                     Buffer dout, Buffer x, Buffer mean, Buffer rstd, Buffer weight, int kind, int64_t N, int64_t C) {
+static inline void cpu_norm_backward(Device *device, Buffer dx, bool accumulate_x, Buffer dweight, Buffer dbias, bool accumulate_w, Buffer dout,
+                                     Buffer x, Buffer mean, Buffer rstd, Buffer weight, int kind, int64_t N, int64_t C) {
     (void)device;
     const bool centred = kind == NORM_LAYERNORM;
     const float *means = centred ? mean.data : NULL, *rstds = rstd.data;
@@ -176,8 +182,8 @@ static inline void cpu_norm_backward(Device *device, Buffer dx, bool accumulate_
     // The width of a task changes who sums a column, never the order of its terms.
     const int64_t share = round_up(ceil_div(C, omp_get_max_threads()), 16);
     const int64_t columns = min_i64(share, CPU_NORM_COLUMNS_), tasks = ceil_div(C, columns);
-    const int64_t tile = max_i64(1, CPU_NORM_TILE_BYTES_ / (C * (int64_t)(dtype_bytes(dout.dtype) + dtype_bytes(x.dtype))) / CPU_NORM_ROWS_) *
-                         CPU_NORM_ROWS_;
+    const int64_t tile =
+        max_i64(1, CPU_NORM_TILE_BYTES_ / (C * (int64_t)(dtype_bytes(dout.dtype) + dtype_bytes(x.dtype))) / CPU_NORM_ROWS_) * CPU_NORM_ROWS_;
 #pragma omp parallel
     {
         if (!accumulate_w) {

@@ -58,8 +58,8 @@ static inline const float *rope_row_(Buffer rope, Buffer positions, int64_t toke
     return (const float *)rope.data + (int64_t)((const int32_t *)positions.data)[token] * HS;
 }
 
-static inline void cpu_qk_forward(Device *device, Buffer qkv_out, Buffer rstd, Buffer qkv_in, Buffer q_norm, Buffer k_norm, double eps,
-                                  Buffer rope, Buffer positions, AttentionShape shape, int64_t N) {
+static inline void cpu_qk_forward(Device *device, Buffer qkv_out, Buffer rstd, Buffer qkv_in, Buffer q_norm, Buffer k_norm, double eps, Buffer rope,
+                                  Buffer positions, AttentionShape shape, int64_t N) {
     (void)device;
     const int64_t HS = shape.head_size, heads = shape.heads + shape.kv_heads, stride = (heads + shape.kv_heads) * HS;
     const bool normed = q_norm.data != NULL;
