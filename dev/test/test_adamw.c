@@ -169,6 +169,19 @@ static void test_squares(void) {
     for (int64_t i = 40; i < 43; i++) want += ops_at(a.grad, i) * ops_at(a.grad, i);
     cpu_grad_squares(NULL, &state, a.grad, one, 1);
     ops_worse(&worst, fabs(state.grad_squares / want - 1));
+    // Enough elements that the chunks hold whole vectors, a gap inside a chunk.
+    enum { LARGE = 200000 };
+    const Segment two[] = {{0, 99990, true}, {100000, LARGE - 100000, false}};
+    for (int s = 0; s < 3; s++) {
+        Buffer large = ops_random(LARGE, DTYPE_F32, 8, 0, scales[s]);
+        for (int64_t i = 99990; i < 100000; i++) ops_set(large, i, NAN);
+        long double sum = 0;
+        for (int64_t i = 0; i < LARGE; i++) sum += i >= 99990 && i < 100000 ? 0 : (long double)ops_at(large, i) * ops_at(large, i);
+        state = (StepState){0};
+        cpu_grad_squares(NULL, &state, large, two, 2);
+        ops_worse(&worst, fabs((double)(state.grad_squares / sum - 1)));
+        free(large.data);
+    }
     printf("grad_squares\n");
     check_error(worst, 1e-14, "sum of squares, padding is NaN");
     arenas_free(&a);
