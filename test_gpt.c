@@ -126,8 +126,8 @@ typedef struct {
 } Errors; // or bounds: logits, worst tensor, the gradient as one vector, losses, norms, logits after the updates
 
 // fp32: rounding, 6e-8 for an element, grown by the network's depth. bf16: 4e-3 for an element; the names of what may be that far.
-static const Errors bounds_fp32 = {1e-5, 1e-4, 1e-5, 1e-5, 1e-5, 1e-4};
-static const Errors bounds_bf16 = {3e-2, 8e-2, 4e-2, 1e-2, 3e-2, 6e-2};
+static const Errors bounds_fp32 = {2e-6, 2e-5, 5e-6, 2e-6, 1e-5, 2e-5};
+static const Errors bounds_bf16 = {2e-2, 1e-1, 5e-2, 5e-3, 3e-2, 3e-2};
 
 typedef struct {
     Worst logits, gradient, global, loss, norm, after;
@@ -162,7 +162,8 @@ static void add_gradients(Result *r, Subject *s, const Model *model, double *(*w
     at = 0;
     for (int i = 0; i < model->count; at += model->tensors[i++].elements) {
         const Tensor *t = &model->tensors[i];
-        worst_add(&r->gradient, reference_error(ours + at, theirs + at, t->elements, reference_floor(global, t->elements, total)), t->name);
+        const double floor = reference_floor(global, reference_norm(theirs + at, t->elements), t->elements, total);
+        worst_add(&r->gradient, reference_error(ours + at, theirs + at, t->elements, floor), t->name);
     }
     worst_add(&r->global, reference_error(ours, theirs, total, 0.0), "all");
     free(ours);
