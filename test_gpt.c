@@ -128,9 +128,11 @@ typedef struct {
     double logits, gradient, global, loss, norm, after;
 } Errors; // or bounds: logits, worst tensor, the gradient as one vector, losses, norms, logits after the updates
 
-// fp32: rounding, 6e-8 for an element, grown by the network's depth. bf16: 4e-3 for an element; the names of what may be that far.
+// An element rounds by up to 6e-8 in fp32, 4e-3 in bf16; layers and products of gradients grow that. Random models are as narrow
+// as 8 channels with gradients that nearly cancel, so that bf16 says less there.
 static const Errors bounds_fp32 = {2e-6, 2e-5, 5e-6, 2e-6, 1e-5, 2e-5};
-static const Errors bounds_bf16 = {2e-2, 1e-1, 5e-2, 5e-3, 3e-2, 3e-2};
+static const Errors bounds_bf16 = {2e-2, 8e-2, 4e-2, 5e-3, 2e-2, 3e-2};
+static const Errors bounds_bf16_random = {5e-2, 3e-1, 1e-1, 1e-2, 5e-2, 5e-2};
 
 typedef struct {
     Worst logits, gradient, global, loss, norm, after;
@@ -274,7 +276,7 @@ static void random_parameters(Subject *s, NaiveGpt *gpt, uint64_t key) {
 static void test_random(uint64_t index, int precision, Result *worst) {
     enum { STEPS = 3, MICROS = 3 };
     const NaiveAdamW optimizer = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-6, .weight_decay = 0.1, .clip = 1.0};
-    const Errors *bound = precision == PRECISION_BF16 ? &bounds_bf16 : &bounds_fp32;
+    const Errors *bound = precision == PRECISION_BF16 ? &bounds_bf16_random : &bounds_fp32;
     Draw draw = draw_create(2, index);
     ModelConfig config = reference_random_config(&draw, precision == PRECISION_BF16 ? 16 : 2);
     const int64_t B = draw_between(&draw, 1, 5, 1), T = draw_between(&draw, 1, config.max_seq, 1), room = draw_between(&draw, 0, 2, 1);
@@ -378,12 +380,13 @@ int main(void) {
             fixture_close(&f);
             if (fits) test_fixture(i, precision);
         }
+        print_bounds("bound", precision == PRECISION_BF16 ? &bounds_bf16 : &bounds_fp32);
         Result worst = {0};
         const int count = precision == PRECISION_BF16 ? RANDOM_BF16 : RANDOM_FP32;
         for (int i = 0; i < count; i++) test_random((uint64_t)i, precision, &worst);
         printf("%-3d %-18s %9.1e %9.1e %9.1e %9.1e %9.1e %9.1e  %s\n", count, "random, worst", worst.logits.error, worst.gradient.error,
                worst.global.error, worst.loss.error, worst.norm.error, worst.after.error, worst.gradient.name);
-        print_bounds("bound", precision == PRECISION_BF16 ? &bounds_bf16 : &bounds_fp32);
+        print_bounds("bound", precision == PRECISION_BF16 ? &bounds_bf16_random : &bounds_fp32);
         for (int i = 0; i < 3; i++) test_repeat(i == 0 ? 0 : i == 1 ? 3 : 6, precision);
     }
     printf("\n");
