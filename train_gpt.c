@@ -520,11 +520,12 @@ static bool find_checkpoint(Run *run, Checkpoint *checkpoint, bool *found, Error
     }
     if (!*found) return true;
     const CheckpointState *state = &checkpoint->manifest.state;
-    const int fixed[] = {OPTION_seed, OPTION_precision, OPTION_shuffle, OPTION_pack, OPTION_seq};
+    // What decides which sequences come next, and how the tensors are stored.
+    const int fixed[] = {OPTION_precision, OPTION_seed, OPTION_shuffle, OPTION_pack, OPTION_seq, OPTION_eot};
     CheckpointDataFile *files = data_files(&run->train_set);
     const bool trains = o->steps > 0; // only then does the data position matter
     const bool good = checkpoint_model_check(checkpoint->directory, state->model, &run->config, error) &&
-                      checkpoint_flags_check(checkpoint->directory, state->flags, o, fixed + !trains, trains ? 5 : 1, error) &&
+                      checkpoint_flags_check(checkpoint->directory, state->flags, o, fixed, trains ? 6 : 1, error) &&
                       (!trains || checkpoint_data_check(checkpoint->directory, state, files, run->train_set.count, error));
     free(files);
     run->start = (LoaderPosition){state->epoch, state->position, state->row};
@@ -749,7 +750,7 @@ int main(int argc, char **argv) {
     if (log != NULL) require(&run, monitor_run_json(log, argc, argv, o, &run.config, model_parameters(&model), &error), &error);
     banner(&run, &plan);
 
-    const char *stop = monitor_stop_requested(o->out);
+    const char *stop = monitor_stop_requested(NULL);
     while (run.step < o->steps && stop == NULL) {
         const double begin = clock_ms();
         const int64_t step = run.step + 1;
