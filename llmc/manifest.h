@@ -1,7 +1,7 @@
 // manifest.h: a checkpoint's manifest.json: its text from structures, structures from hostile text, and the comparison of
 // the model and flags in it with those of this run. Works on memory and is fuzzed; touches no file (checkpoint.h does).
 //
-//   {format, version, step, tokens, optimizer_steps, model, flags, data: {seed, epoch, position, files: [{path, tokens}]},
+//   {format, version, step, tokens, optimizer_steps, model, flags, data: {seed, epoch, position, row, files: [{path, tokens}]},
 //    rng: {kind, seed}, scaler: null, tensors: {NAME: {dtype, shape, slices: [{file, box: [[begin, end] per axis],
 //    range: [from, to)}]}}, files: {FILE: {bytes, xxh3}}, xxh3}
 // A slice is the tensor NAME in FILE: the elements [from, to) of the box, in the box's row-major order. Slices tile their
@@ -33,7 +33,7 @@ typedef struct {
     int64_t tokens;          // trained on so far
     int64_t optimizer_steps; // updates applied
     int64_t seed;
-    int64_t epoch, position;              // of the sampler
+    int64_t epoch, position, row;         // of the loader (loader.h)
     const CheckpointDataFile *data_files; // (data_file_count)
     int64_t data_file_count;
     json_t *model; // checkpoint_model_json()
@@ -276,10 +276,11 @@ static inline char *manifest_text(const Manifest *manifest) {
         json_t *size = json_pack("{s:I, s:s}", "bytes", (json_int_t)file->bytes, "xxh3", file->xxh3);
         if (json_object_set_new(sizes, file->name, size) != 0) good = false;
     }
-    json_t *root = json_pack("{s:s, s:i, s:I, s:I, s:I, s:O, s:O, s:{s:I, s:I, s:I, s:o}, s:{s:s, s:I}, s:n, s:o, s:o}", "format", MANIFEST_FORMAT,
+    json_t *root = json_pack("{s:s, s:i, s:I, s:I, s:I, s:O, s:O, s:{s:I, s:I, s:I, s:I, s:o}, s:{s:s, s:I}, s:n, s:o, s:o}", "format", MANIFEST_FORMAT,
                              "version", MANIFEST_VERSION, "step", (json_int_t)state->step, "tokens", (json_int_t)state->tokens, "optimizer_steps",
                              (json_int_t)state->optimizer_steps, "model", state->model, "flags", state->flags, "data", "seed",
-                             (json_int_t)state->seed, "epoch", (json_int_t)state->epoch, "position", (json_int_t)state->position, "files", files,
+                             (json_int_t)state->seed, "epoch", (json_int_t)state->epoch, "position", (json_int_t)state->position,
+                             "row", (json_int_t)state->row, "files", files,
                              "rng", "kind", MANIFEST_RNG, "seed", (json_int_t)state->seed, "scaler", "tensors", tensors, "files", sizes);
     char *text = NULL;
     size_t bytes = 0;
@@ -547,6 +548,7 @@ static inline bool manifest_parse_state_(const char *file, const json_t *root, C
         !manifest_int_(file, data, "data.", "seed", 0, INT64_MAX, &state->seed, error) ||
         !manifest_int_(file, data, "data.", "epoch", 0, INT64_MAX, &state->epoch, error) ||
         !manifest_int_(file, data, "data.", "position", 0, INT64_MAX, &state->position, error) ||
+        !manifest_int_(file, data, "data.", "row", 0, INT64_MAX, &state->row, error) ||
         !manifest_int_(file, rng, "rng.", "seed", state->seed, state->seed, &rng_seed, error)) {
         return false;
     }

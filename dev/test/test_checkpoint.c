@@ -102,6 +102,7 @@ static Run make_run(const ModelConfig *config, Dtype dtype, int64_t step) {
                                   .seed = 9007199254740992,
                                   .epoch = 2,
                                   .position = 5000000001,
+                                  .row = 7,
                                   .model = checkpoint_model_json(config),
                                   .flags = checkpoint_flags_json(&options)};
     options_free(&options);
@@ -184,7 +185,7 @@ static void test_round_trip(void) {
         }
         const CheckpointState *s = &checkpoint.manifest.state, *w = &run.state;
         check(s->step == 7 && s->tokens == w->tokens && s->optimizer_steps == 6 && s->seed == w->seed && s->epoch == 2 &&
-                  s->position == w->position && s->data_file_count == 2 && strcmp(s->data_files[0].path, "data/a.bin") == 0 &&
+                  s->position == w->position && s->row == w->row && s->data_file_count == 2 && strcmp(s->data_files[0].path, "data/a.bin") == 0 &&
                   s->data_files[0].tokens == 3000000000 && strcmp(s->data_files[1].path, "data/caf?.bin") == 0,
               "state comes back (a byte that is not UTF-8 in a path: '%s')", s->data_files[1].path);
         check(json_equal(s->model, w->model) && json_equal(s->flags, w->flags), "model and flags come back");
