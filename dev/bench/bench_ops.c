@@ -89,6 +89,11 @@ static void update(float *a, const float *b, int64_t n) {
 #pragma omp parallel for simd schedule(static)
     for (int64_t i = 0; i < n; i++) a[i] = 0.5f * a[i] + b[i];
 }
+// The traffic of AdamW without its arithmetic.
+static void streams(float *w, float *m, float *v, const float *g, int64_t n) {
+#pragma omp parallel for simd schedule(static)
+    for (int64_t i = 0; i < n; i++) w[i] += g[i], m[i] += g[i], v[i] += g[i];
+}
 static float read_only(const float *a, int64_t n) {
     float sum = 0;
 #pragma omp parallel for schedule(static) reduction(+ : sum)
@@ -176,6 +181,7 @@ int main(int count, char **arguments) {
     const double elements = (double)(pieces * piece);
     StepState state = {.lr = 1e-4, .clip_coefficient = 0.5, .optimizer_steps = 10};
     const AdamW config = {0.9, 0.95, 1e-8, 0.1};
+    BENCH("four streams read, three written back", 28.0 * (double)P, memory, streams(param.data, m.data, v.data, grad.data, P));
     BENCH("adamw F32 124M", 28 * elements, memory, cpu_adamw(NULL, &state, param, (Buffer){0}, m, v, grad, segments, pieces, config));
     BENCH("grad_squares 124M", 4 * elements, read_memory, cpu_grad_squares(NULL, &state, grad, segments, pieces));
     Buffer narrow = bf16_of(param, P);
