@@ -38,6 +38,8 @@ enum {
 // Sixteen floats; the compiler splits them for narrower machines.
 typedef float AttentionVector_ __attribute__((vector_size(64), may_alias));
 #define ATTENTION_INLINE_ static inline __attribute__((always_inline))
+// The products stay functions of their own: inlined into the tasks, gcc runs out of registers and spills their operands.
+#define ATTENTION_CALLED_ static __attribute__((noinline, unused))
 
 // Emits nothing, but keeps a loaded vector in its register. Without it gcc reads the vector from memory again in every
 // multiply-add that uses it, and the loads then limit the products (87 instead of 115 GFLOP/s on a Zen 4 core).
@@ -80,7 +82,7 @@ ATTENTION_INLINE_ void attention_dot_tile_(float *out, const float *a, int64_t a
     }
 }
 
-static inline void attention_dot_(float *out, const float *a, int64_t a_stride, const float *b, int64_t depth, int64_t vectors) {
+ATTENTION_CALLED_ void attention_dot_(float *out, const float *a, int64_t a_stride, const float *b, int64_t depth, int64_t vectors) {
     while (vectors > 0) {
         const int64_t now = min_i64(vectors, ATTENTION_COLUMNS_);
         switch (now) {
@@ -147,10 +149,10 @@ ATTENTION_INLINE_ void attention_add_(float *out, const float *scale, const floa
 }
 
 // The two orders of x that occur: scores whose rows are the summed index, and scores whose rows are the rows of out.
-static inline void attention_add_columns_(float *out, const float *scale, const float *x, const float *y, int64_t width, int64_t count) {
+ATTENTION_CALLED_ void attention_add_columns_(float *out, const float *scale, const float *x, const float *y, int64_t width, int64_t count) {
     attention_add_(out, scale, x, 1, ATTENTION_BLOCK_, y, width, count);
 }
-static inline void attention_add_rows_(float *out, const float *x, const float *y, int64_t width, int64_t count) {
+ATTENTION_CALLED_ void attention_add_rows_(float *out, const float *x, const float *y, int64_t width, int64_t count) {
     attention_add_(out, NULL, x, ATTENTION_BLOCK_, 1, y, width, count);
 }
 
