@@ -178,6 +178,15 @@ static inline void attention_load_(float *tile, int64_t width, Buffer from, int6
     if (padded > rows) memset(tile + rows * width, 0, (size_t)((padded - rows) * width) * sizeof(float));
 }
 
+// Asks for rows that the next attention_load_ reads: they lie a token's width apart, where no hardware prefetcher follows.
+static inline void attention_prefetch_(Buffer from, int64_t at, int64_t stride, int64_t rows, int64_t HS) {
+    const int64_t row_bytes = HS * (int64_t)dtype_bytes(from.dtype);
+    for (int64_t i = 0; i < rows; i++) {
+        const char *row = buffer_at(from, at + i * stride).data;
+        for (int64_t byte = 0; byte < row_bytes; byte += 64) __builtin_prefetch(row + byte, 0, 2);
+    }
+}
+
 // rows of `to` = tile * scale * row_scale (rows, optional)
 static inline void attention_store_(Buffer to, int64_t at, int64_t stride, const float *tile, int64_t width, int64_t rows, int64_t HS, float scale,
                                     const float *row_scale) {
@@ -350,6 +359,9 @@ static inline void attention_forward_task_(const AttentionCall_ *c, AttentionTas
         float *key = rows;
         attention_load_(key, width, c->qkv, attention_k_at_(c, token, kv), c->qkv_stride, keys, c->HS);
         attention_load_(value, width, c->qkv, attention_v_at_(c, token, kv), c->qkv_stride, keys, c->HS);
+        const int64_t next = token + ATTENTION_BLOCK_, coming = diagonal ? 0 : min_i64(ATTENTION_BLOCK_, task.begin + first + queries - next);
+        attention_prefetch_(c->qkv, attention_k_at_(c, next, kv), c->qkv_stride, coming, c->HS);
+        attention_prefetch_(c->qkv, attention_v_at_(c, next, kv), c->qkv_stride, coming, c->HS);
         for (int64_t j = 0; j < keys; j += ATTENTION_ROWS_) {
             const int64_t skip = diagonal ? j / ATTENTION_LANES_ : 0, column = skip * ATTENTION_LANES_; // queries before these keys
             attention_dot_(score + j * ATTENTION_BLOCK_ + column, key + j * width, width, query + column, width, vectors - skip);
@@ -461,6 +473,9 @@ static inline void attention_backward_keys_(const AttentionCall_ *c, AttentionTa
             const int64_t offset = begin - first, token = task.begin + begin; // query i sees keys 0..offset+i of the block
             attention_load_(query, width, c->qkv, attention_q_at_(c, token, head), c->qkv_stride, queries, c->HS);
             attention_load_(dout, width, c->dout, attention_out_at_(c, token, head), c->out_stride, queries, c->HS);
+            const int64_t coming = min_i64(rows, task.length - begin - queries);
+            attention_prefetch_(c->qkv, attention_q_at_(c, token + rows, head), c->qkv_stride, coming, c->HS);
+            attention_prefetch_(c->dout, attention_out_at_(c, token + rows, head), c->out_stride, coming, c->HS);
             for (int64_t i = 0; i < padded; i++) { // a row of padding has P = exp(0 - infinity) = 0
                 lse[i] = i < queries ? ((const float *)c->lse.data)[head * c->N + token + i] : INFINITY;
                 delta[i] = i < queries ? ((const float *)c->delta.data)[head * c->N + token + i] : 0.0f;
