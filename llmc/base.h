@@ -88,22 +88,20 @@ static inline int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
 
 #define BASE_HUGE_BYTES ((size_t)2 << 20)
 
-static inline void *base_alloc(size_t bytes) {
+// base_alloc without the zeroing, for callers that zero with all threads.
+static inline void *base_alloc_raw(size_t bytes) {
     if (bytes == 0) bytes = 1;
     size_t rounded = (bytes + BASE_HUGE_BYTES - 1) / BASE_HUGE_BYTES * BASE_HUGE_BYTES;
-    void *pointer = NULL;
-    if (bytes >= BASE_HUGE_BYTES) {
-        if (posix_memalign(&pointer, BASE_HUGE_BYTES, rounded) != 0) pointer = NULL;
+    const bool huge = bytes >= BASE_HUGE_BYTES, absurd = bytes > SIZE_MAX / 2; // whose rounding could wrap
+    void *pointer = absurd ? NULL : huge ? aligned_alloc(BASE_HUGE_BYTES, rounded) : aligned_alloc(64, (bytes + 63) / 64 * 64);
 #ifdef MADV_HUGEPAGE
-        if (pointer != NULL) (void)madvise(pointer, rounded, MADV_HUGEPAGE); // a wish; its failure changes only speed
+    if (pointer != NULL && huge) (void)madvise(pointer, rounded, MADV_HUGEPAGE); // a wish; its failure changes only speed
 #endif
-    } else if (posix_memalign(&pointer, 64, (bytes + 63) / 64 * 64) != 0) {
-        pointer = NULL;
-    }
     if (pointer == NULL) die(CODE_USAGE, "out of memory: wanted %zu bytes", bytes);
-    memset(pointer, 0, bytes);
     return pointer;
 }
+
+static inline void *base_alloc(size_t bytes) { return memset(base_alloc_raw(bytes), 0, bytes); }
 
 static inline void *base_new(size_t count, size_t size) {
     void *pointer = calloc(count ? count : 1, size ? size : 1);
