@@ -14,216 +14,15 @@
 #ifndef LLMC_CPU_ATTENTION_H
 #define LLMC_CPU_ATTENTION_H
 
-#include "llmc/base.h"     // ceil_div, round_up, min_i64, max_i64
-#include "llmc/cpu/math.h" // cpu_exp, cpu_to_bf16
-#include "llmc/device.h"   // Device, Buffer, Packing, AttentionShape
-#include <float.h>         // FLT_MAX
-#include <math.h>          // sqrt, logf, INFINITY
-#include <omp.h>           // omp_get_max_threads
+#include "llmc/base.h"               // ceil_div, round_up, min_i64, max_i64
+#include "llmc/cpu/attention_tile.h" // attention_dot_, attention_add_*, attention_load_, attention_store_, attention_transpose_
+#include "llmc/cpu/math.h"           // cpu_exp
+#include "llmc/device.h"             // Device, Buffer, Packing, AttentionShape
+#include <float.h>                   // FLT_MAX
+#include <math.h>                    // sqrt, logf, INFINITY
+#include <omp.h>                     // omp_get_max_threads
 
-enum {
-    ATTENTION_LANES_ = 16,                                    // floats of a vector; columns of tiles come in multiples
-    ATTENTION_BLOCK_ = 64,                                    // keys (or queries) of a tile; also its row stride when transposed
-    ATTENTION_MAX_HEAD_ = 128,                                // head size
-    ATTENTION_TILE_ = ATTENTION_BLOCK_ * ATTENTION_MAX_HEAD_, // floats
-    ATTENTION_SCRATCH_ = 252 * 1024 / (int)sizeof(float),     // floats on a thread's stack, backward pass
-    ATTENTION_ROWS_ = 4,                                      // rows of a register tile
-#ifdef __AVX512F__
-    ATTENTION_COLUMNS_ = 4, // vectors of a register tile: 16 accumulators of the 32 registers
-#else
-    ATTENTION_COLUMNS_ = 1, // 4 accumulators of 64 bytes: 8 AVX2 registers of 16, 16 NEON registers of 32
-#endif
-};
-
-// Sixteen floats; the compiler splits them for narrower machines.
-typedef float AttentionVector_ __attribute__((vector_size(64), may_alias));
-#define ATTENTION_INLINE_ static inline __attribute__((always_inline))
-
-// Emits nothing, but keeps a loaded vector in its register. Without it gcc reads the vector from memory again in every
-// multiply-add that uses it, and the loads then limit the products (87 instead of 115 GFLOP/s on a Zen 4 core).
-#ifdef __AVX512F__
-#define ATTENTION_KEEP_(vector) __asm__("" : "+v"(vector))
-#else
-#define ATTENTION_KEEP_(vector) (void)(vector)
-#endif
-
-// ----------------------------------------------------------------------------
-// Register-blocked products
-
-// out (4, 64) columns 0..16*vectors-1 = a (4, depth; rows `a_stride` apart) x b (depth, 64)
-ATTENTION_INLINE_ void attention_dot_tile_(float *out, const float *a, int64_t a_stride, const float *b, int64_t depth, const int vectors) {
-    AttentionVector_ sum[ATTENTION_ROWS_][ATTENTION_COLUMNS_];
-#pragma GCC unroll 4
-    for (int r = 0; r < ATTENTION_ROWS_; r++) {
-#pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++) sum[r][v] = (AttentionVector_){0};
-    }
-    for (int64_t d = 0; d < depth; d++) {
-        AttentionVector_ column[ATTENTION_COLUMNS_];
-#pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++) {
-            column[v] = ((const AttentionVector_ *)(b + d * ATTENTION_BLOCK_))[v];
-            ATTENTION_KEEP_(column[v]);
-        }
-#pragma GCC unroll 4
-        for (int r = 0; r < ATTENTION_ROWS_; r++) {
-            const float x = a[r * a_stride + d];
-#pragma GCC unroll 4
-            for (int v = 0; v < vectors; v++) sum[r][v] += x * column[v];
-        }
-    }
-#pragma GCC unroll 4
-    for (int r = 0; r < ATTENTION_ROWS_; r++) {
-        AttentionVector_ *row = (AttentionVector_ *)(out + r * ATTENTION_BLOCK_);
-#pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++) row[v] = sum[r][v];
-    }
-}
-
-static inline void attention_dot_(float *out, const float *a, int64_t a_stride, const float *b, int64_t depth, int64_t vectors) {
-    while (vectors > 0) {
-        const int64_t now = min_i64(vectors, ATTENTION_COLUMNS_);
-        switch (now) {
-#if defined(__AVX512F__)
-        case 4: attention_dot_tile_(out, a, a_stride, b, depth, 4); break;
-        case 3: attention_dot_tile_(out, a, a_stride, b, depth, 3); break;
-        case 2: attention_dot_tile_(out, a, a_stride, b, depth, 2); break;
-#endif
-        default: attention_dot_tile_(out, a, a_stride, b, depth, 1);
-        }
-        vectors -= now, out += now * ATTENTION_LANES_, b += now * ATTENTION_LANES_;
-    }
-}
-
-// out (4, width) columns 0..16*vectors-1 = out * scale (4) + x (4, count) x y (count, width); x(r, t) lies at x[r*x_row + t*x_column]
-ATTENTION_INLINE_ void attention_add_tile_(float *out, const float *scale, const float *x, const int x_row, const int x_column, const float *y,
-                                           int64_t width, int64_t count, const int vectors) {
-    AttentionVector_ sum[ATTENTION_ROWS_][ATTENTION_COLUMNS_];
-#pragma GCC unroll 4
-    for (int r = 0; r < ATTENTION_ROWS_; r++) {
-        const AttentionVector_ *row = (const AttentionVector_ *)(out + r * width);
-#pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++) {
-            sum[r][v] = row[v];
-            if (scale != NULL) sum[r][v] *= scale[r];
-        }
-    }
-    for (int64_t t = 0; t < count; t++) {
-        AttentionVector_ row[ATTENTION_COLUMNS_];
-#pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++) {
-            row[v] = ((const AttentionVector_ *)(y + t * width))[v];
-            ATTENTION_KEEP_(row[v]);
-        }
-#pragma GCC unroll 4
-        for (int r = 0; r < ATTENTION_ROWS_; r++) {
-            const float weight = x[r * x_row + t * x_column];
-#pragma GCC unroll 4
-            for (int v = 0; v < vectors; v++) sum[r][v] += weight * row[v];
-        }
-    }
-#pragma GCC unroll 4
-    for (int r = 0; r < ATTENTION_ROWS_; r++) {
-        AttentionVector_ *row = (AttentionVector_ *)(out + r * width);
-#pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++) row[v] = sum[r][v];
-    }
-}
-
-ATTENTION_INLINE_ void attention_add_(float *out, const float *scale, const float *x, const int x_row, const int x_column, const float *y,
-                                      int64_t width, int64_t count) {
-    for (int64_t vectors = width / ATTENTION_LANES_; vectors > 0;) {
-        const int64_t now = min_i64(vectors, ATTENTION_COLUMNS_);
-        switch (now) {
-#if defined(__AVX512F__)
-        case 4: attention_add_tile_(out, scale, x, x_row, x_column, y, width, count, 4); break;
-        case 3: attention_add_tile_(out, scale, x, x_row, x_column, y, width, count, 3); break;
-        case 2: attention_add_tile_(out, scale, x, x_row, x_column, y, width, count, 2); break;
-#endif
-        default: attention_add_tile_(out, scale, x, x_row, x_column, y, width, count, 1);
-        }
-        vectors -= now, out += now * ATTENTION_LANES_, y += now * ATTENTION_LANES_;
-    }
-}
-
-// The two orders of x that occur: scores whose rows are the summed index, and scores whose rows are the rows of out.
-static inline void attention_add_columns_(float *out, const float *scale, const float *x, const float *y, int64_t width, int64_t count) {
-    attention_add_(out, scale, x, 1, ATTENTION_BLOCK_, y, width, count);
-}
-static inline void attention_add_rows_(float *out, const float *x, const float *y, int64_t width, int64_t count) {
-    attention_add_(out, NULL, x, ATTENTION_BLOCK_, 1, y, width, count);
-}
-
-// ----------------------------------------------------------------------------
-// Tiles: copies between the operands and fp32 tiles. `at` is the element of the first row in the buffer.
-
-// tile (round_up(rows, 4), width) = rows of `from` (HS columns, `stride` apart), zero outside
-static inline void attention_load_(float *tile, int64_t width, Buffer from, int64_t at, int64_t stride, int64_t rows, int64_t HS) {
-    for (int64_t i = 0; i < rows; i++) {
-        float *restrict to = tile + i * width;
-        if (from.dtype == DTYPE_BF16) {
-            const uint16_t *restrict row = (const uint16_t *)from.data + at + i * stride;
-#pragma omp simd
-            for (int64_t d = 0; d < HS; d++) to[d] = bf16_to_f32(row[d]);
-        } else {
-            const float *restrict row = (const float *)from.data + at + i * stride;
-#pragma omp simd
-            for (int64_t d = 0; d < HS; d++) to[d] = row[d];
-        }
-        for (int64_t d = HS; d < width; d++) to[d] = 0.0f;
-    }
-    const int64_t padded = round_up(rows, ATTENTION_ROWS_);
-    if (padded > rows) memset(tile + rows * width, 0, (size_t)((padded - rows) * width) * sizeof(float));
-}
-
-// rows of `to` = tile * scale * row_scale (rows, optional)
-static inline void attention_store_(Buffer to, int64_t at, int64_t stride, const float *tile, int64_t width, int64_t rows, int64_t HS, float scale,
-                                    const float *row_scale) {
-    for (int64_t i = 0; i < rows; i++) {
-        const float *restrict from = tile + i * width;
-        const float factor = row_scale != NULL ? scale * row_scale[i] : scale;
-        if (to.dtype == DTYPE_BF16) {
-            uint16_t *restrict row = (uint16_t *)to.data + at + i * stride;
-#pragma omp simd
-            for (int64_t d = 0; d < HS; d++) row[d] = cpu_to_bf16(from[d] * factor);
-        } else {
-            float *restrict row = (float *)to.data + at + i * stride;
-#pragma omp simd
-            for (int64_t d = 0; d < HS; d++) row[d] = from[d] * factor;
-        }
-    }
-}
-
-// First or second halves of two vectors, interleaved: a0 b0 a1 b1 ...
-#ifdef __clang__
-#define ATTENTION_ZIP_LOW_(a, b) __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
-#define ATTENTION_ZIP_HIGH_(a, b) __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
-#else
-typedef int AttentionIndices_ __attribute__((vector_size(64)));
-#define ATTENTION_ZIP_LOW_(a, b) __builtin_shuffle(a, b, (AttentionIndices_){0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23})
-#define ATTENTION_ZIP_HIGH_(a, b) __builtin_shuffle(a, b, (AttentionIndices_){8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31})
-#endif
-
-// transposed (width, 64) columns 0..round_up(rows, 16)-1 = tile (rows, width)^T, zero outside. Squares of 16 x 16: interleaving rows
-// i and i+8 of sixteen, four times over, transposes them.
-static inline void attention_transpose_(float *transposed, const float *tile, int64_t width, int64_t rows) {
-    for (int64_t i = 0; i < rows; i += ATTENTION_LANES_) {
-        for (int64_t d = 0; d < width; d += ATTENTION_LANES_) {
-            AttentionVector_ a[ATTENTION_LANES_], b[ATTENTION_LANES_];
-#pragma GCC unroll 16
-            for (int r = 0; r < 16; r++) a[r] = i + r < rows ? *(const AttentionVector_ *)(tile + (i + r) * width + d) : (AttentionVector_){0};
-#pragma GCC unroll 2
-            for (int round = 0; round < 2; round++) {
-#pragma GCC unroll 8
-                for (int r = 0; r < 8; r++) b[2 * r] = ATTENTION_ZIP_LOW_(a[r], a[r + 8]), b[2 * r + 1] = ATTENTION_ZIP_HIGH_(a[r], a[r + 8]);
-#pragma GCC unroll 8
-                for (int r = 0; r < 8; r++) a[2 * r] = ATTENTION_ZIP_LOW_(b[r], b[r + 8]), a[2 * r + 1] = ATTENTION_ZIP_HIGH_(b[r], b[r + 8]);
-            }
-#pragma GCC unroll 16
-            for (int r = 0; r < 16; r++) *(AttentionVector_ *)(transposed + (d + r) * ATTENTION_BLOCK_ + i) = a[r];
-        }
-    }
-}
+enum { ATTENTION_SCRATCH_ = 252 * 1024 / (int)sizeof(float) }; // floats on a thread's stack, backward pass
 
 // ----------------------------------------------------------------------------
 // One call's operands
@@ -348,6 +147,9 @@ static inline void attention_forward_task_(const AttentionCall_ *c, AttentionTas
         float *key = rows;
         attention_load_(key, width, c->qkv, attention_k_at_(c, token, kv), c->qkv_stride, keys, c->HS);
         attention_load_(value, width, c->qkv, attention_v_at_(c, token, kv), c->qkv_stride, keys, c->HS);
+        const int64_t next = token + ATTENTION_BLOCK_, coming = diagonal ? 0 : min_i64(ATTENTION_BLOCK_, task.begin + first + queries - next);
+        attention_prefetch_(c->qkv, attention_k_at_(c, next, kv), c->qkv_stride, coming, c->HS);
+        attention_prefetch_(c->qkv, attention_v_at_(c, next, kv), c->qkv_stride, coming, c->HS);
         for (int64_t j = 0; j < keys; j += ATTENTION_ROWS_) {
             const int64_t skip = diagonal ? j / ATTENTION_LANES_ : 0, column = skip * ATTENTION_LANES_; // queries before these keys
             attention_dot_(score + j * ATTENTION_BLOCK_ + column, key + j * width, width, query + column, width, vectors - skip);
@@ -459,6 +261,9 @@ static inline void attention_backward_keys_(const AttentionCall_ *c, AttentionTa
             const int64_t offset = begin - first, token = task.begin + begin; // query i sees keys 0..offset+i of the block
             attention_load_(query, width, c->qkv, attention_q_at_(c, token, head), c->qkv_stride, queries, c->HS);
             attention_load_(dout, width, c->dout, attention_out_at_(c, token, head), c->out_stride, queries, c->HS);
+            const int64_t coming = min_i64(rows, task.length - begin - queries);
+            attention_prefetch_(c->qkv, attention_q_at_(c, token + rows, head), c->qkv_stride, coming, c->HS);
+            attention_prefetch_(c->dout, attention_out_at_(c, token + rows, head), c->out_stride, coming, c->HS);
             for (int64_t i = 0; i < padded; i++) { // a row of padding has P = exp(0 - infinity) = 0
                 lse[i] = i < queries ? ((const float *)c->lse.data)[head * c->N + token + i] : INFINITY;
                 delta[i] = i < queries ? ((const float *)c->delta.data)[head * c->N + token + i] : 0.0f;
