@@ -48,6 +48,17 @@ BENCHES := $(patsubst dev/bench/%.c,$(BUILD)/%,$(wildcard dev/bench/bench_*.c))
 
 all: banner train_gpt tokenize
 
+help:
+	@echo "make              ./train_gpt and ./tokenize (BLAS=dnnl|openblas|none, ARCH=native)"
+	@echo "make test_gpt     the trainer against recorded results; make test_gpt_asan"
+	@echo "make unit         build/test_*; make unit-asan: under AddressSanitizer and UndefinedBehaviorSanitizer"
+	@echo "make fuzzers      build/fuzz_* (clang)"
+	@echo "make mutants      one-line faults, each of which must make a test fail"
+	@echo "make headers      every header compiles alone; make CC=clang syntax: warnings of another compiler"
+	@echo "make format       clang-format over the sources"
+	@echo "make clean        removes what was built"
+	@echo "scripts/test.sh   everything"
+
 banner:
 	@echo "matrix products: BLAS=$(BLAS) (oneDNN $(or $(HAVE_DNNL),no), OpenBLAS $(or $(HAVE_OPENBLAS),no)); jansson yes, xxHash yes"
 
@@ -70,7 +81,18 @@ $(BUILD)/test_%: dev/test/test_%.c $(HEADERS) Makefile
 $(BUILD)/test_%_asan: dev/test/test_%.c $(HEADERS) Makefile
 	@mkdir -p $(BUILD)
 	$(CC) $(BASE_FLAGS) $(DEFINES) $(SANITIZE) $< -o $@ $(LIBS)
+# Makes the k-th system call of a kind fail; preloaded by test_checkpoint into its children.
+$(BUILD)/shim_io.so: dev/test/shim_io.c Makefile
+	@mkdir -p $(BUILD)
+	$(CC) -std=c11 -D_GNU_SOURCE $(WARN) -O1 -g -shared -fPIC $< -o $@ -ldl
+$(BUILD)/test_checkpoint $(BUILD)/test_checkpoint_asan: | $(BUILD)/shim_io.so
 $(BUILD)/bench_%: dev/bench/bench_%.c $(HEADERS) Makefile
+	@mkdir -p $(BUILD)
+	$(COMPILE) $< -o $@ $(LIBS)
+$(BUILD)/make_tokens: dev/bench/make_tokens.c $(HEADERS) Makefile
+	@mkdir -p $(BUILD)
+	$(COMPILE) $< -o $@ $(LIBS)
+$(BUILD)/compare_grads: dev/test/compare_grads.c $(HEADERS) Makefile
 	@mkdir -p $(BUILD)
 	$(COMPILE) $< -o $@ $(LIBS)
 $(BUILD)/fuzz_%: dev/fuzz/fuzz_%.c $(HEADERS) Makefile
@@ -85,6 +107,13 @@ headers:
 	  $(COMPILE) -O0 -fsyntax-only $(BUILD)/header.c || { echo "does not compile alone: $$header"; exit 1; }; done; \
 	echo "headers: each compiles alone"
 
+# Warnings of a compiler without its code: make CC=clang syntax
+SYNTAX := $(addsuffix .syntax,$(wildcard train_gpt.c test_gpt.c data/*.c dev/test/*.c dev/bench/*.c dev/fuzz/*.c))
+$(SYNTAX): %.syntax: %
+	$(COMPILE) -fsyntax-only $<
+syntax: $(SYNTAX)
+	@echo "$(words $(SYNTAX)) files compile with $(CC)"
+
 format:
 	clang-format -i train_gpt.c test_gpt.c llmc/*.h llmc/cpu/*.h dev/test/*.c dev/bench/*.c dev/fuzz/*.c data/*.c
 
@@ -92,7 +121,11 @@ unit: $(UNIT_TESTS)
 unit-asan: $(addsuffix _asan,$(UNIT_TESTS))
 fuzzers: $(FUZZERS)
 
+# One-line faults, each of which must make its test fail (dev/mutants).
+mutants:
+	python3 dev/mutants/run.py
+
 clean:
 	rm -rf $(BUILD) train_gpt train_gpt_asan tokenize tokenize_asan test_gpt test_gpt_asan
 
-.PHONY: all banner headers format unit unit-asan fuzzers clean
+.PHONY: all help banner headers syntax $(SYNTAX) format unit unit-asan fuzzers mutants clean

@@ -88,7 +88,8 @@ static inline int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
 
 #define BASE_HUGE_BYTES ((size_t)2 << 20)
 
-static inline void *base_alloc(size_t bytes) {
+// base_alloc without the zeroing, for callers that zero with all threads.
+static inline void *base_alloc_raw(size_t bytes) {
     if (bytes == 0) bytes = 1;
     size_t rounded = (bytes + BASE_HUGE_BYTES - 1) / BASE_HUGE_BYTES * BASE_HUGE_BYTES;
     void *pointer = NULL;
@@ -101,9 +102,10 @@ static inline void *base_alloc(size_t bytes) {
         pointer = NULL;
     }
     if (pointer == NULL) die(CODE_USAGE, "out of memory: wanted %zu bytes", bytes);
-    memset(pointer, 0, bytes);
     return pointer;
 }
+
+static inline void *base_alloc(size_t bytes) { return memset(base_alloc_raw(bytes), 0, bytes); }
 
 static inline void *base_new(size_t count, size_t size) {
     void *pointer = calloc(count ? count : 1, size ? size : 1);

@@ -12,7 +12,7 @@
 
 #include "llmc/base.h"    // Error, fail, min_i64
 #include "llmc/options.h" // Options, NORM_*, POSITION_*, ACTIVATION_*, BIAS_*
-#include "llmc/rng.h"     // rng_normal
+#include "llmc/rng.h"     // rng_normal_pair, rng_mix
 
 typedef struct {
     int64_t layers, channels, heads, kv_heads, head_size, ffn, vocab; // L C NH NKV HS FF V
@@ -247,10 +247,31 @@ static inline double model_flops_per_token(const Model *model, int64_t seq) {
     return 6.0 * weights + 6.0 * (double)m->layers * (double)model_q_width(m) * (double)seq;
 }
 
-// Initial value of element `index` of a tensor: a pure function of (seed, tensor, element).
-static inline float model_init_value(const Tensor *tensor, uint64_t key, int64_t index) {
-    if (tensor->init != INIT_NORMAL) return tensor->init == INIT_ONES ? 1.0f : 0.0f;
-    return tensor->init_std * rng_normal(key, (uint64_t)tensor->id, (uint64_t)index);
+// Initial values of elements [begin, begin+count) of a tensor: a pure function of (seed, tensor, element), whatever the
+// slice. key: rng_key(seed, RNG_INIT).
+static inline void model_init_values(const Tensor *tensor, uint64_t key, int64_t begin, int64_t count, float *values) {
+    if (tensor->init != INIT_NORMAL) {
+        for (int64_t i = 0; i < count; i++) values[i] = tensor->init == INIT_ONES ? 1.0f : 0.0f;
+        return;
+    }
+    for (int64_t i = begin; i < begin + count; i++) {
+        float normal[2];
+        rng_normal_pair(key, (uint64_t)tensor->id, (uint64_t)i / 2, normal);
+        values[i - begin] = tensor->init_std * normal[i % 2];
+        if (i % 2 == 0 && i + 1 < begin + count) values[++i - begin] = tensor->init_std * normal[1];
+    }
+}
+
+// Contribution of a slice to the init hash: the wrapping sum over elements of hash(tensor name, element index, bits).
+static inline uint64_t model_hash_values(const Tensor *tensor, int64_t begin, int64_t count, const float *values) {
+    uint64_t name = 0, sum = 0;
+    for (const char *c = tensor->name; *c != '\0'; c++) name = rng_mix(name ^ (unsigned char)*c);
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t bits;
+        memcpy(&bits, &values[i], 4);
+        sum += rng_mix(name + (uint64_t)(begin + i) * 0x9E3779B97F4A7C15ull + ((uint64_t)bits << 17));
+    }
+    return sum;
 }
 
 // ----------------------------------------------------------------------------

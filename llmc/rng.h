@@ -4,7 +4,7 @@
 #ifndef LLMC_RNG_H
 #define LLMC_RNG_H
 
-#include <math.h>   // sqrtf, logf, cosf, sinf
+#include <math.h>   // sqrt, log, cos, sin
 #include <stdint.h> // uint32_t
 
 typedef struct {
@@ -40,12 +40,18 @@ static inline uint64_t rng_key(uint64_t seed, uint32_t use) { return rng_mix(see
 // (0, 1], 24 bits: never 0, so that its logarithm is finite.
 static inline float rng_uniform(uint32_t bits) { return (float)((bits >> 8) + 1) * 0x1p-24f; }
 
-// Standard normal number `element` of tensor `tensor_id` (Box-Muller on one Philox call per two elements).
-static inline float rng_normal(uint64_t key, uint64_t tensor_id, uint64_t element) {
-    Philox r = philox(key, element / 2, tensor_id);
+// Standard normal numbers `2*pair` and `2*pair+1` of tensor `tensor_id` (Box-Muller).
+static inline void rng_normal_pair(uint64_t key, uint64_t tensor_id, uint64_t pair, float normal[2]) {
+    Philox r = philox(key, pair, tensor_id);
     double u = (double)rng_uniform(r.x[0]), angle = 6.283185307179586 * (double)rng_uniform(r.x[1]);
     double radius = sqrt(-2.0 * log(u)); // double: the same float from every libm
-    return (float)(radius * (element % 2 ? sin(angle) : cos(angle)));
+    normal[0] = (float)(radius * cos(angle));
+    normal[1] = (float)(radius * sin(angle));
+}
+static inline float rng_normal(uint64_t key, uint64_t tensor_id, uint64_t element) {
+    float normal[2];
+    rng_normal_pair(key, tensor_id, element / 2, normal);
+    return normal[element % 2];
 }
 
 // Dropout keeps an element when its 16 bits are below the threshold: an integer comparison, the same on all devices.

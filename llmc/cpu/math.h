@@ -21,7 +21,7 @@ static inline float cpu_from_bits_(uint32_t bits) {
 // e^x to about 1 ulp for x in [-87.3, 88.3]; 0 below, about 2.4e38 (finite) above. Range reduction by ln 2, then a Taylor
 // polynomial of degree 7 on |r| <= ln(2)/2 (truncation 5e-9 relative).
 static inline float cpu_exp(float x) {
-    const float high = 88.37f, low = -87.33f, magic = 12582912.0f; // 1.5 * 2^23: adding it rounds to an integer
+    const float high = 88.37f, low = -87.33f, magic = 12583039.0f; // 1.5 * 2^23 rounds to an integer; + 127, the exponent's bias
     float clamped = x > high ? high : x;
     clamped = clamped < low ? low : clamped;
     const float shifted = clamped * 1.44269504f + magic;
@@ -35,7 +35,7 @@ static inline float cpu_exp(float x) {
     p = p * r + 0.5f;
     p = p * r + 1.0f;
     p = p * r + 1.0f;
-    const float scaled = cpu_from_bits_(cpu_bits_(p) + (cpu_bits_(shifted) << 23)); // times 2^n, by the exponent field
+    const float scaled = p * cpu_from_bits_(cpu_bits_(shifted) << 23); // times 2^n; a product, so that every NaN stays NaN
     return x < low ? 0.0f : scaled;
 }
 

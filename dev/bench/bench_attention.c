@@ -1,0 +1,100 @@
+// bench_attention.c: GFLOP/s of attention on the CPU device, forward and backward, next to the rate of fused multiply-adds
+// measured in the same run. Counts what the causal half needs: 2 products forward, 5 backward (recomputed ones count once).
+// usage: bench_attention [seconds per case, default 0.3]
+#include "llmc/base.h"          // base_alloc, clock_ms
+#include "llmc/cpu/attention.h" // cpu_attention_forward, cpu_attention_backward
+#include "llmc/rng.h"           // philox
+
+typedef struct {
+    int64_t B, T, NH, NKV, HS;
+} Case;
+
+// Rate of independent fused multiply-adds on registers, all threads: 12 chains hide the latency of one.
+static double peak_gflops(void) {
+    enum { CHAINS = 12, ROUNDS = 4000000 };
+    double best = 0;
+    for (int attempt = 0; attempt < 3; attempt++) {
+        int threads = 1;
+        const double start = clock_ms();
+        float sink = 0;
+#pragma omp parallel reduction(+ : sink)
+        {
+#pragma omp single
+            threads = omp_get_num_threads();
+            AttentionVector_ chain[CHAINS];
+            for (int c = 0; c < CHAINS; c++) chain[c] = (AttentionVector_){0} + (float)c;
+            AttentionVector_ a = (AttentionVector_){0} + 0.5f, b = (AttentionVector_){0} + 0.25f;
+            for (int i = 0; i < ROUNDS; i++) {
+#pragma GCC unroll 12
+                for (int c = 0; c < CHAINS; c++) chain[c] = chain[c] * a + b;
+            }
+            for (int c = 0; c < CHAINS; c++) sink += chain[c][0];
+        }
+        const double gflops = 2.0 * 16 * CHAINS * (double)ROUNDS * threads / (clock_ms() - start) * 1e-6;
+        if (gflops > best && sink != 1.25f) best = gflops;
+    }
+    return best;
+}
+
+static void fill(Buffer buffer, int64_t n, uint64_t key) {
+    for (int64_t i = 0; i < n; i++) {
+        const float x = rng_uniform(philox(key, (uint64_t)i, 0).x[0]) * 2 - 1;
+        if (buffer.dtype == DTYPE_F32) {
+            ((float *)buffer.data)[i] = x;
+        } else {
+            ((uint16_t *)buffer.data)[i] = bf16_from_f32(x);
+        }
+    }
+}
+
+static int compare_double(const void *a, const void *b) {
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static void run(Case c, Dtype dtype, double peak, double seconds) {
+    const int64_t N = c.B * c.T, QKV = (c.NH + 2 * c.NKV) * c.HS, OUT = c.NH * c.HS;
+    const size_t bytes = dtype_bytes(dtype);
+    Buffer qkv = {base_alloc((size_t)(N * QKV) * bytes), dtype}, dqkv = {base_alloc((size_t)(N * QKV) * bytes), dtype};
+    Buffer out = {base_alloc((size_t)(N * OUT) * bytes), dtype}, dout = {base_alloc((size_t)(N * OUT) * bytes), dtype};
+    Buffer lse = {base_alloc((size_t)(N * c.NH) * 4), DTYPE_F32}, delta = {base_alloc((size_t)(N * c.NH) * 4), DTYPE_F32};
+    int32_t *cu = base_new((size_t)c.B + 1, sizeof *cu);
+    for (int64_t b = 0; b <= c.B; b++) cu[b] = (int32_t)(b * c.T);
+    fill(qkv, N * QKV, 1), fill(dout, N * OUT, 2);
+    const Packing packing = {.cu_seqlens = {cu, DTYPE_I32}, .documents = c.B, .tokens = N, .max_length = c.T};
+    const AttentionShape shape = {c.NH, c.NKV, c.HS};
+    enum { MOST = 1000 };
+    double forward[MOST], backward[MOST], both[MOST];
+    int count = 0;
+    const double end = clock_ms() + seconds * 1e3;
+    while (count < MOST && (count < 2 || clock_ms() < end)) {
+        const double t0 = clock_ms();
+        cpu_attention_forward(NULL, out, lse, qkv, &packing, shape);
+        const double t1 = clock_ms();
+        cpu_attention_backward(NULL, dqkv, delta, dout, out, qkv, lse, &packing, shape);
+        const double t2 = clock_ms();
+        forward[count] = t1 - t0, backward[count] = t2 - t1, both[count] = t2 - t0, count++;
+    }
+    qsort(forward, (size_t)count, sizeof(double), compare_double);
+    qsort(backward, (size_t)count, sizeof(double), compare_double);
+    qsort(both, (size_t)count, sizeof(double), compare_double);
+    const double product = 2.0 * (double)c.HS * (double)(c.B * c.NH) * (double)(c.T * (c.T + 1) / 2) * 1e-6; // MFLOP: over ms gives GFLOP/s
+    const double f = 2 * product / forward[count / 2], b = 5 * product / backward[count / 2], all = 7 * product / both[count / 2];
+    printf("B %-2lld T %-5lld NH %-3lld NKV %-3lld HS %-4lld %-5s forward %6.1f GFLOP/s (%2.0f%%), backward %6.1f (%2.0f%%), both %6.1f (%2.0f%%), "
+           "%8.3f ms\n",
+           (long long)c.B, (long long)c.T, (long long)c.NH, (long long)c.NKV, (long long)c.HS, dtype_names[dtype], f, 100 * f / peak, b,
+           100 * b / peak, all, 100 * all / peak, both[count / 2]);
+    free(qkv.data), free(dqkv.data), free(out.data), free(dout.data), free(lse.data), free(delta.data), free(cu);
+}
+
+int main(int argc, char **argv) {
+    const double seconds = argc > 1 ? atof(argv[1]) : 0.3;
+    const double peak = peak_gflops();
+    printf("%d threads, fused multiply-add peak %.1f GFLOP/s; medians; causal half counted\n", omp_get_max_threads(), peak);
+    const Case cases[] = {{4, 64, 12, 12, 64}, {4, 256, 12, 12, 64}, {8, 256, 6, 6, 64}, {1, 1024, 12, 12, 64}, {1, 4096, 32, 8, 128}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        run(cases[i], DTYPE_F32, peak, seconds);
+        run(cases[i], DTYPE_BF16, peak, seconds);
+    }
+    return 0;
+}

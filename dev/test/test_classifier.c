@@ -1,0 +1,164 @@
+// test_classifier.c: cross-entropy and the gradient of logits against double precision and finite differences; masked
+// tokens, logits of any size, NaN, all storage types in place and apart; the sum of losses.
+#include "dev/test/ops.h"        // ops_random, ops_compare
+#include "llmc/cpu/classifier.h" // cpu_cross_entropy, cpu_loss_sum
+#include <math.h>                // exp, log
+
+static double reference_loss(const double *x, int64_t V, int64_t target) {
+    double highest = x[0], sum = 0;
+    for (int64_t v = 1; v < V; v++) highest = x[v] > highest ? x[v] : highest;
+    for (int64_t v = 0; v < V; v++) sum += exp(x[v] - highest);
+    return log(sum) + highest - x[target];
+}
+
+typedef struct {
+    OpsWorst losses, dlogits;
+    bool same_without_gradient;
+} Worst;
+
+enum { FORM_IN_PLACE, FORM_APART, FORM_OTHER_TYPE, FORMS };
+
+// Logits of row n: scale * uniform + slope * column.
+static void one_case(Worst *worst, Dtype dtype, int form, double scale, double slope, bool masked, int64_t N, int64_t V) {
+    Buffer logits = ops_new(N * V, dtype), targets = ops_random_ids(N, V, 2), losses = ops_new(N, DTYPE_F32), only = ops_new(N, DTYPE_F32);
+    for (int64_t i = 0; i < N * V; i++) ops_set(logits, i, scale * test_uniform(1, (uint64_t)i) + slope * (double)(i % V));
+    if (masked) {
+        for (int64_t n = 0; n < N; n += 2) ((int32_t *)targets.data)[n] = -1;
+    }
+    const double dloss = 0.03;
+    double *x = ops_doubles(logits, N * V), *want = base_new((size_t)N, 8), *want_d = base_new((size_t)(N * V), 8);
+    for (int64_t n = 0; n < N; n++) {
+        const int64_t target = ((int32_t *)targets.data)[n];
+        if (target < 0) continue;
+        want[n] = reference_loss(x + n * V, V, target);
+        const double lse = want[n] + x[n * V + target];
+        for (int64_t v = 0; v < V; v++) want_d[n * V + v] = (exp(x[n * V + v] - lse) - (v == target)) * dloss;
+    }
+    const Dtype other = dtype == DTYPE_F32 ? DTYPE_BF16 : DTYPE_F32;
+    Buffer dlogits = form == FORM_IN_PLACE ? logits : ops_random(N * V, form == FORM_APART ? dtype : other, 3, 9, 1);
+    cpu_cross_entropy(NULL, only, (Buffer){0}, logits, targets, dloss, N, V);
+    cpu_cross_entropy(NULL, losses, dlogits, logits, targets, dloss, N, V);
+    if (!ops_same_bits(only, losses, N)) worst->same_without_gradient = false;
+    ops_compare(&worst->losses, losses, want, N);
+    ops_compare(&worst->dlogits, dlogits, want_d, N * V);
+    if (form != FORM_IN_PLACE) free(dlogits.data);
+    free(logits.data), free(targets.data), free(losses.data), free(only.data), free(x), free(want), free(want_d);
+}
+
+static void test_reference(void) {
+    static const int64_t sizes[][2] = {{1, 1}, {7, 2}, {7, 131}, {8, 257}, {1, 2500}, {0, 131}};
+    Worst worst = {.same_without_gradient = true};
+    for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
+        for (int form = 0; form < FORMS; form++) {
+            for (int variant = 0; variant < 4; variant++) {
+                if (sizes[s][0] == 1 && (variant & 2)) continue;
+                one_case(&worst, variant & 1 ? DTYPE_BF16 : DTYPE_F32, form, 3, 0, variant & 2, sizes[s][0], sizes[s][1]);
+            }
+        }
+    }
+    printf("cross-entropy\n");
+    ops_report(&worst.losses, 1e-6, "losses");
+    ops_report(&worst.dlogits, 1e-6, "dlogits");
+    check(worst.same_without_gradient, "losses without dlogits have the same bits");
+
+    Worst large = {.same_without_gradient = true};
+    for (int form = 0; form < FORMS; form++) {
+        one_case(&large, DTYPE_F32, form, 20000, 0, false, 8, 257);
+        one_case(&large, DTYPE_F32, form, 1, 0.1, false, 1, 2500);      // rises: the running offset moves by 100 a block
+        one_case(&large, DTYPE_F32, form, 1, -0.1, false, 1, 2500);     // falls
+        one_case(&large, DTYPE_F32, form, 0.01, 0.035, false, 1, 2500); // rises, but less than the offset has room for
+    }
+    ops_report(&large.losses, 1e-6, "losses of logits up to 20000, rising, falling");
+    ops_report(&large.dlogits, 2e-6, "dlogits of logits up to 20000, rising, falling");
+    check(large.same_without_gradient, "losses without dlogits have the same bits");
+}
+
+static void test_differences(void) {
+    enum { N = 3, V = 40 };
+    Buffer logits = ops_random(N * V, DTYPE_F32, 5, 0, 2), dlogits = ops_new(N * V, DTYPE_F32), losses = ops_new(N, DTYPE_F32),
+           targets = ops_random_ids(N, V, 6);
+    double *x = ops_doubles(logits, N * V), want[N * V];
+    for (int n = 0; n < N; n++) {
+        const int target = ((int32_t *)targets.data)[n];
+        for (int v = 0; v < V; v++) {
+            double *at = &x[n * V + v], old = *at, h = 1e-5;
+            *at = old + h;
+            const double up = reference_loss(x + n * V, V, target);
+            *at = old - h;
+            const double down = reference_loss(x + n * V, V, target);
+            *at = old;
+            want[n * V + v] = 2.5 * (up - down) / (2 * h);
+        }
+    }
+    cpu_cross_entropy(NULL, losses, dlogits, logits, targets, 2.5, N, V);
+    OpsWorst worst = {0};
+    ops_compare(&worst, dlogits, want, N * V);
+    ops_report(&worst, 1e-6, "dlogits, finite differences");
+    free(logits.data), free(dlogits.data), free(losses.data), free(targets.data), free(x);
+}
+
+static void test_not_finite(void) {
+    enum { N = 5, V = 1500 };
+    Buffer logits = ops_random(N * V, DTYPE_F32, 7, 0, 1), losses = ops_new(N, DTYPE_F32), targets = ops_random_ids(N, V, 8),
+           dlogits = ops_new(N * V, DTYPE_F32);
+    float *x = logits.data;
+    const uint32_t odd_nan = 0x7fc00001; // a NaN whose payload reaches the low bits
+    memcpy(&x[0 * V + 3], &odd_nan, 4);
+    x[1 * V + V - 1] = NAN;
+    x[2 * V + 1200] = INFINITY;
+    x[3 * V + 5] = NAN, ((int32_t *)targets.data)[3] = -1; // masked: whatever it holds
+    for (int gradient = 0; gradient < 2; gradient++) {
+        cpu_cross_entropy(NULL, losses, gradient ? dlogits : (Buffer){0}, logits, targets, 1, N, V);
+        const float *loss = losses.data;
+        check(isnan(loss[0]) && isnan(loss[1]), "a NaN logit gives a NaN loss (%g, %g)", (double)loss[0], (double)loss[1]);
+        check(!isfinite(loss[2]), "an infinite logit gives no finite loss (%g)", (double)loss[2]);
+        check(loss[3] == 0 && isfinite(loss[4]), "masked and sound rows are not harmed");
+    }
+    bool zero = true;
+    for (int v = 0; v < V; v++) zero = zero && ((float *)dlogits.data)[3 * V + v] == 0;
+    check(zero, "dlogits of a masked token are zero");
+    free(logits.data), free(losses.data), free(targets.data), free(dlogits.data);
+}
+
+static void test_threads(void) {
+    const int64_t N = 33, V = 1300;
+    Buffer logits = ops_random(N * V, DTYPE_F32, 9, 0, 3), targets = ops_random_ids(N, V, 10), first[3] = {{0}};
+    const int most = omp_get_max_threads();
+    for (int threads = 1; threads <= 3; threads++) {
+        omp_set_num_threads(threads);
+        Buffer now[3] = {ops_new(N, DTYPE_F32), ops_new(N * V, DTYPE_F32), ops_new(N * V, DTYPE_BF16)};
+        cpu_cross_entropy(NULL, now[0], now[1], logits, targets, 0.1, N, V);
+        cpu_cross_entropy(NULL, now[0], now[2], logits, targets, 0.1, N, V);
+        for (int i = 0; i < 3; i++) {
+            if (threads == 1) first[i] = now[i];
+            if (threads == 1) continue;
+            check(ops_same_bits(first[i], now[i], i == 0 ? N : N * V), "output %d with %d threads differs from one", i, threads);
+            free(now[i].data);
+        }
+    }
+    omp_set_num_threads(most);
+    for (int i = 0; i < 3; i++) free(first[i].data);
+    free(logits.data), free(targets.data);
+}
+
+static void test_loss_sum(void) {
+    const int64_t N = 1003;
+    Buffer losses = ops_random(N, DTYPE_F32, 11, 5, 5);
+    StepState state = {.loss_sum = 1.25};
+    double want = 1.25;
+    for (int64_t n = 0; n < N; n++) want += 0.5 * ops_at(losses, n);
+    cpu_loss_sum(NULL, &state, losses, 0.5, N);
+    check_error(fabs(state.loss_sum / want - 1), 1e-14, "loss_sum");
+    cpu_loss_sum(NULL, &state, losses, 0.5, 0);
+    check_error(fabs(state.loss_sum / want - 1), 1e-14, "loss_sum of no tokens adds nothing");
+    free(losses.data);
+}
+
+int main(void) {
+    test_reference();
+    test_differences();
+    test_not_finite();
+    test_threads();
+    test_loss_sum();
+    return test_end();
+}

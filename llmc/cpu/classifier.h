@@ -1,0 +1,111 @@
+// classifier.h: softmax + cross-entropy + gradient of the logits in one op, and the sum of losses, on the CPU.
+// A row of logits is read from memory once: exponentials are taken block by block against a running offset instead of the
+// row's maximum, which would need a walk of its own.
+#ifndef LLMC_CPU_CLASSIFIER_H
+#define LLMC_CPU_CLASSIFIER_H
+
+#include "llmc/cpu/block.h" // cpu_block_in, CPU_SCRATCH
+#include "llmc/cpu/math.h"  // cpu_exp
+#include <math.h>           // log
+
+// exp(x - offset) stays below e^40 and a sum of it over any vocabulary below 1e38: room before the offset must move.
+#define CPU_CLASSIFIER_ROOM_ 40.0f
+
+// One row of logits, starting at element `row`. Returns the sum of exp(x - *offset); *offset is within CPU_CLASSIFIER_ROOM_ of
+// the maximum. Where `store` is not NULL, exp(x - *offset) is left there (it may be the logits themselves).
+static inline double cpu_classifier_exponentials_(Buffer logits, int64_t row, int64_t V, float *store, float *offset) {
+    CPU_SCRATCH(scratch);
+    double total = 0;
+    float shift = 0;
+    for (int64_t v = 0; v < V; v += CPU_BLOCK) {
+        const int64_t width = min_i64(CPU_BLOCK, V - v);
+        const float *x = cpu_block_in(logits, row + v, width, scratch);
+        float highest = x[0];
+#pragma omp simd reduction(max : highest)
+        for (int64_t i = 0; i < width; i++) highest = x[i] > highest ? x[i] : highest;
+        if (v == 0) shift = highest;
+        if (highest - shift > CPU_CLASSIFIER_ROOM_) { // rare: what lies behind is rescaled
+            const float factor = cpu_exp(shift - highest);
+            total *= (double)factor;
+            for (int64_t i = 0; store != NULL && i < v; i++) store[i] *= factor;
+            shift = highest;
+        }
+        float sum = 0;
+        if (store != NULL) {
+            float *to = store + v;
+#pragma omp simd reduction(+ : sum)
+            for (int64_t i = 0; i < width; i++) {
+                const float e = cpu_exp(x[i] - shift);
+                to[i] = e;
+                sum += e;
+            }
+        } else {
+#pragma omp simd reduction(+ : sum)
+            for (int64_t i = 0; i < width; i++) sum += cpu_exp(x[i] - shift);
+        }
+        total += (double)sum;
+    }
+    *offset = shift;
+    return total;
+}
+
+static inline void cpu_classifier_zero_row_(Buffer dlogits, int64_t row, int64_t V) {
+    if (dlogits.data != NULL) memset(buffer_at(dlogits, row).data, 0, (size_t)V * dtype_bytes(dlogits.dtype));
+}
+
+static inline float cpu_classifier_at_(Buffer buffer, int64_t at) {
+    return buffer.dtype == DTYPE_F32 ? ((const float *)buffer.data)[at] : bf16_to_f32(((const uint16_t *)buffer.data)[at]);
+}
+
+// losses (N) F32 = -log softmax(logits)[target], 0 where target < 0; dlogits (N, V), optional: = (softmax - onehot) * dloss,
+// 0 where target < 0. dlogits may be logits itself when the dtypes agree.
+static inline void cpu_cross_entropy(Device *device, Buffer losses, Buffer dlogits, Buffer logits, Buffer targets, double dloss, int64_t N,
+                                     int64_t V) {
+    (void)device;
+    const int32_t *target = targets.data;
+    // An fp32 dlogits keeps the exponentials of the first walk; bf16 would round them twice, so they are taken again.
+    float *kept = dlogits.data != NULL && dlogits.dtype == DTYPE_F32 ? dlogits.data : NULL;
+    const int64_t rows_at_once = max_i64(1, 4096 / max_i64(V, 1)); // masked rows are free: hand out work as it is done
+#pragma omp parallel for schedule(dynamic, rows_at_once)
+    for (int64_t n = 0; n < N; n++) {
+        const int64_t row = n * V;
+        if (target[n] < 0) {
+            ((float *)losses.data)[n] = 0.0f;
+            cpu_classifier_zero_row_(dlogits, row, V);
+            continue;
+        }
+        const float target_logit = cpu_classifier_at_(logits, row + target[n]);
+        float offset;
+        const double sum = cpu_classifier_exponentials_(logits, row, V, kept != NULL ? kept + row : NULL, &offset);
+        ((float *)losses.data)[n] = (float)(log(sum) + ((double)offset - (double)target_logit));
+        if (dlogits.data == NULL) continue;
+        const float scale = (float)(dloss / sum);
+        CPU_SCRATCH(scratch_in);
+        CPU_SCRATCH(scratch_out);
+        for (int64_t v = 0; v < V; v += CPU_BLOCK) {
+            const int64_t width = min_i64(CPU_BLOCK, V - v);
+            float *to = cpu_block_out(dlogits, row + v, scratch_out);
+            if (kept != NULL) {
+#pragma omp simd
+                for (int64_t i = 0; i < width; i++) to[i] *= scale;
+            } else {
+                const float *x = cpu_block_in(logits, row + v, width, scratch_in);
+#pragma omp simd
+                for (int64_t i = 0; i < width; i++) to[i] = cpu_exp(x[i] - offset) * scale;
+            }
+            if (v <= target[n] && target[n] < v + width) to[target[n] - v] -= (float)dloss;
+            cpu_block_store(dlogits, row + v, width, to);
+        }
+    }
+}
+
+// state->loss_sum += scale * sum of losses (N), in an order that depends on N only
+static inline void cpu_loss_sum(Device *device, StepState *state, Buffer losses, double scale, int64_t N) {
+    (void)device;
+    const float *loss = losses.data;
+    double lane[8] = {0};
+    for (int64_t n = 0; n < N; n++) lane[n % 8] += (double)loss[n];
+    state->loss_sum += scale * (((lane[0] + lane[1]) + (lane[2] + lane[3])) + ((lane[4] + lane[5]) + (lane[6] + lane[7])));
+}
+
+#endif
