@@ -1,26 +1,25 @@
 // test_matmul.c: the matrix product (llmc/cpu/blas.h) and the linear ops (llmc/cpu/matmul.h) against double precision and
 // finite differences: every form, odd shapes, every mix of types, bias, accumulation, GELU and its extremes, repeatability.
 // Outputs carry guard elements, because AddressSanitizer does not see what a library's generated code writes.
+#include "dev/test/test.h"   // check, test_end, test_uniform
 #include "llmc/cpu/matmul.h" // cpu_linear_forward, blas_matmul
-#include "llmc/rng.h"        // philox, rng_uniform
-#include <stdarg.h>          // va_list
 
-static int passed_, failed_;
-static void check(bool ok, const char *format, ...) {
+// A line of the log for every group, with what was measured.
+__attribute__((format(printf, 2, 3))) static void report(bool ok, const char *format, ...) {
+    char text[256];
     va_list arguments;
     va_start(arguments, format);
-    printf(ok ? "  ok    " : "  FAILED ");
-    vprintf(format, arguments);
-    putchar('\n');
+    vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    ok ? passed_++ : failed_++;
+    if (ok) printf("  %s\n", text);
+    check(ok, "%s", text);
 }
 
 // ----------------------------------------------------------------------------
 // Buffers with a guard behind them
 
 enum { GUARD = 80 };
-static const float guard_value = 12345.0f; // exact in either type? only its bits are compared
+static const float guard_value = 12352.0f; // exact in either type
 
 static float get(Buffer buffer, int64_t i) {
     return buffer.dtype == DTYPE_BF16 ? bf16_to_f32(((uint16_t *)buffer.data)[i]) : ((float *)buffer.data)[i];
@@ -32,18 +31,17 @@ static void set(Buffer buffer, int64_t i, float value) {
         ((float *)buffer.data)[i] = value;
     }
 }
-static float round_to(Dtype dtype, float value) { return dtype == DTYPE_BF16 ? bf16_to_f32(bf16_from_f32(value)) : value; }
 
-// n random elements in (-1, 1], then the guard
+// n random elements in [-1, 1), then the guard
 static Buffer buffer_random(int64_t n, Dtype dtype, uint64_t key) {
     Buffer buffer = {base_new((size_t)(n + GUARD), dtype_bytes(dtype)), dtype};
-    for (int64_t i = 0; i < n; i++) set(buffer, i, 2.0f * rng_uniform(philox(key, (uint64_t)i, 0).x[0]) - 1.0f);
+    for (int64_t i = 0; i < n; i++) set(buffer, i, (float)test_uniform(key, (uint64_t)i));
     for (int64_t i = n; i < n + GUARD; i++) set(buffer, i, guard_value);
     return buffer;
 }
 static bool guard_intact(Buffer buffer, int64_t n) {
     for (int64_t i = n; i < n + GUARD; i++) {
-        if (get(buffer, i) != round_to(buffer.dtype, guard_value)) return false;
+        if (get(buffer, i) != guard_value) return false;
     }
     return true;
 }
@@ -51,7 +49,7 @@ static bool guard_intact(Buffer buffer, int64_t n) {
 // Error of a sum of products over its bound: half a unit in the last place of the output type, and a share of the sum of
 // absolute products for fp32 accumulation. A NaN counts as infinite.
 static double error_ratio(double got, double want, double absolute_sum, Dtype out) {
-    const double bound = fabs(want) * (out == DTYPE_BF16 ? 0x1.02p-9 : 0x1p-23) + absolute_sum * 5e-7 + 1e-30;
+    const double bound = fabs(want) * (out == DTYPE_BF16 ? 0x1.02p-8 : 0x1p-23) + absolute_sum * 5e-7 + 1e-30;
     const double ratio = fabs(got - want) / bound;
     return ratio >= 0 ? ratio : INFINITY;
 }
@@ -85,8 +83,8 @@ typedef struct {
 } Mix;
 
 static void test_products(BlasState *state) {
-    static const int64_t shapes[][3] = {{1, 1, 1},    {1, 7, 80},     {7, 1, 131},    {80, 131, 1},  {131, 257, 80}, {257, 80, 131},
-                                        {64, 96, 48}, {96, 128, 256}, {17, 257, 300}, {3, 200, 513}, {128, 33, 7}};
+    static const int64_t shapes[][3] = {{1, 1, 1},    {1, 7, 80},    {7, 1, 131},    {80, 131, 1},  {131, 257, 80}, {257, 80, 131},
+                                        {64, 96, 48}, {96, 128, 64}, {17, 257, 300}, {3, 200, 513}, {128, 33, 7}};
     static const Mix mixes[] = {
         {DTYPE_F32, DTYPE_F32, DTYPE_F32, false, false, "F32"},
         {DTYPE_F32, DTYPE_F32, DTYPE_F32, true, false, "F32 + bias"},
@@ -120,8 +118,8 @@ static void test_products(BlasState *state) {
                 }
                 free(A.data), free(B.data), free(bias.data), free(before.data);
             }
-            check(worst[0] <= 1.0 && worst[1] <= 1.0, "%s %-26s worst error / bound: %.3f, plain loop %.3f (bound 1)", form_names[form], mix.name,
-                  worst[0], worst[1]);
+            report(worst[0] <= 1.0 && worst[1] <= 1.0, "%s %-26s worst error / bound: %.3f, plain loop %.3f (bound 1)", form_names[form], mix.name,
+                   worst[0], worst[1]);
         }
     }
 }
@@ -136,8 +134,8 @@ static void test_blocks(BlasState *state) {
         blas_matmul_plain((BlasForm)form, plain, A, B, (Buffer){0}, true, M, N, K);
         double worst = guard_intact(C, M * N) ? 0.0 : INFINITY;
         for (int64_t i = 0; i < M * N; i++) worst = fmax(worst, error_ratio(get(C, i), get(plain, i), 0.35 * (double)K, DTYPE_F32));
-        check(worst <= 1.0, "%s BF16 to F32 += of %d x %d x %d against the plain loop: worst error / bound %.3f (bound 1)", form_names[form],
-              (int)M, (int)N, (int)K, worst);
+        report(worst <= 1.0, "%s BF16 to F32 += of %d x %d x %d against the plain loop: worst error / bound %.3f (bound 1)", form_names[form],
+               (int)M, (int)N, (int)K, worst);
         free(A.data), free(B.data), free(C.data), free(plain.data);
     }
     double worst = 0;
@@ -150,7 +148,7 @@ static void test_blocks(BlasState *state) {
             free(A.data), free(B.data), free(C.data);
         }
     }
-    check(worst <= 1.0, "100 shapes in turn, twice: worst error / bound %.3f (bound 1)", worst);
+    report(worst <= 1.0, "100 shapes in turn, twice: worst error / bound %.3f (bound 1)", worst);
 }
 
 static void test_empty(Device *device) {
@@ -163,16 +161,16 @@ static void test_empty(Device *device) {
     const Buffer fresh = buffer_random(8, DTYPE_F32, 4), fresh_bias = buffer_random(4, DTYPE_F32, 5);
     for (int i = 0; i < 8; i++) same = same && get(out, i) == get(fresh, i);
     for (int i = 0; i < 4; i++) same = same && get(dbias, i) == get(fresh_bias, i);
-    check(same, "no tokens: outputs and accumulated gradients are untouched");
+    report(same, "no tokens: outputs and accumulated gradients are untouched");
     cpu_linear_backward_weight(device, out, dbias, false, in, in, 0, 2, 4);
     bool zero = true;
     for (int i = 0; i < 8; i++) zero = zero && get(out, i) == 0.0f;
     for (int i = 0; i < 4; i++) zero = zero && get(dbias, i) == 0.0f;
-    check(zero, "no tokens, not accumulated: gradients are zero");
+    report(zero, "no tokens, not accumulated: gradients are zero");
     cpu_linear_forward(device, out, none, in, weight, bias, 2, 0, 4);
     bool biased = true;
     for (int i = 0; i < 8; i++) biased = biased && get(out, i) == get(bias, i % 4);
-    check(biased, "no input channels: out is the bias");
+    report(biased, "no input channels: out is the bias");
     free(in.data), free(weight.data), free(bias.data), free(out.data), free(dbias.data), free(fresh.data), free(fresh_bias.data);
 }
 
@@ -193,7 +191,7 @@ static void test_linear(Device *device, Dtype dtype, Dtype out_dtype, int64_t N,
     const Buffer din = buffer_random(N * IC, dtype, 37), gelu_in = buffer_random(N * IC, dtype, 38), product = buffer_random(N * IC, dtype, 39);
     const Buffer dweight = buffer_random(OC * IC, DTYPE_F32, 40), dweight_before = buffer_random(OC * IC, DTYPE_F32, 40);
     const Buffer dbias = buffer_random(OC, DTYPE_F32, 41), dbias_before = buffer_random(OC, DTYPE_F32, 41);
-    const double last_place = out_dtype == DTYPE_BF16 ? 0x1.02p-9 : 0x1p-24, din_place = dtype == DTYPE_BF16 ? 0x1.02p-9 : 0x1p-24;
+    const double last_place = out_dtype == DTYPE_BF16 ? 0x1.02p-8 : 0x1p-24, din_place = dtype == DTYPE_BF16 ? 0x1.02p-8 : 0x1p-24;
     for (int64_t i = 0; i < N * IC; i++) set(gelu_in, i, 4.0f * get(gelu_in, i));
 
     cpu_linear_forward(device, out, activated, in, weight, bias, N, IC, OC);
@@ -204,8 +202,8 @@ static void test_linear(Device *device, Dtype dtype, Dtype out_dtype, int64_t N,
                      error = fabs(get(activated, i) - want) / (1.1 * last_place * fabs(want) + 4e-7 * fmax(fabs(want), fabs(get(out, i))));
         worst_gelu = fmax(worst_gelu, error >= 0 || want == 0 ? (want == 0 ? 0 : error) : INFINITY);
     }
-    check(worst <= 1.0 && worst_gelu <= 1.0, "%s linear_forward (%d, %d, %d): worst error / bound %.3f, gelu %.3f (bound 1)", name, (int)N, (int)IC,
-          (int)OC, worst, worst_gelu);
+    report(worst <= 1.0 && worst_gelu <= 1.0, "%s linear_forward (%d, %d, %d): worst error / bound %.3f, gelu %.3f (bound 1)", name, (int)N,
+           (int)IC, (int)OC, worst, worst_gelu);
 
     if (out_dtype == dtype) {
         cpu_linear_backward_input(device, product, dout, weight, none, N, IC, OC);
@@ -214,11 +212,11 @@ static void test_linear(Device *device, Dtype dtype, Dtype out_dtype, int64_t N,
         worst_gelu = guard_intact(din, N * IC) ? 0 : INFINITY;
         for (int64_t i = 0; i < N * IC; i++) {
             const double before = get(product, i), want = before * gelu_derivative(get(gelu_in, i));
-            const double error = fabs(get(din, i) - want) / (1.1 * din_place * fabs(want) + 1e-6 * fabs(before) + 1e-30);
+            const double error = fabs(get(din, i) - want) / (1.1 * din_place * fabs(want) + 2e-6 * fabs(before) + 1e-30);
             worst_gelu = fmax(worst_gelu, error >= 0 ? error : INFINITY);
         }
-        check(worst <= 1.0 && worst_gelu <= 1.0, "%s linear_backward_input: worst error / bound %.3f, gelu' %.3f (bound 1)", name, worst,
-              worst_gelu);
+        report(worst <= 1.0 && worst_gelu <= 1.0, "%s linear_backward_input: worst error / bound %.3f, gelu' %.3f (bound 1)", name, worst,
+               worst_gelu);
 
         for (int accumulate = 0; accumulate < 2; accumulate++) {
             memcpy(dweight.data, dweight_before.data, (size_t)(OC * IC) * sizeof(float));
@@ -231,12 +229,12 @@ static void test_linear(Device *device, Dtype dtype, Dtype out_dtype, int64_t N,
                 for (int64_t i = 0; i < N; i++) sum += get(dout, i * OC + j), absolute += fabs(get(dout, i * OC + j));
                 worst_bias = fmax(worst_bias, error_ratio(get(dbias, j), sum, absolute, DTYPE_F32));
             }
-            check(worst <= 1.0 && worst_bias <= 1.0, "%s linear_backward_weight %s: worst error / bound %.3f, dbias %.3f (bound 1)", name,
-                  accumulate ? "+=" : "=", worst, worst_bias);
+            report(worst <= 1.0 && worst_bias <= 1.0, "%s linear_backward_weight %s: worst error / bound %.3f, dbias %.3f (bound 1)", name,
+                   accumulate ? "+=" : "=", worst, worst_bias);
         }
         cpu_linear_backward_weight(device, dweight, none, false, dout, in, N, IC, OC);
         worst = product_error(dweight, none, dout, in, none, false, BLAS_TN, OC, IC, N);
-        check(worst <= 1.0, "%s linear_backward_weight without bias: worst error / bound %.3f (bound 1)", name, worst);
+        report(worst <= 1.0, "%s linear_backward_weight without bias: worst error / bound %.3f (bound 1)", name, worst);
     }
     const Buffer all[] = {in, weight, bias, dout, out, activated, din, gelu_in, product, dweight, dweight_before, dbias, dbias_before};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) free(all[i].data);
@@ -257,15 +255,15 @@ static void test_gelu_extremes(Device *device, Dtype dtype) {
     double worst = 0, worst_derivative = 0;
     for (int i = 0; i < COUNT; i++) {
         const double x = get(in, i), large = fabs(x) > 50, want = large ? fmax(x, 0) : gelu(x), slope = large ? x > 0 : gelu_derivative(x);
-        const double place = dtype == DTYPE_BF16 ? 0x1.1p-9 : 0x1p-21;
+        const double place = dtype == DTYPE_BF16 ? 0x1.1p-8 : 0x1p-21;
         const double error = fabs(get(activated, i) - want) / (place * fabs(want) + 1e-6 * fmin(fabs(x), 1)),
                      error_slope = fabs(get(din, i) - slope) / (place + 1e-6);
         if (x != 0) worst = fmax(worst, error >= 0 ? error : INFINITY);
         worst_derivative = fmax(worst_derivative, error_slope >= 0 ? error_slope : INFINITY);
     }
-    check(worst <= 1.0 && worst_derivative <= 1.0 && get(activated, 0) == 0.0f,
-          "%s GELU of 0, 1e-30 ... 1e30: worst error / bound %.3f, derivative %.3f (bound 1)", dtype_names[dtype], worst, worst_derivative);
-    check(isnan(get(activated, COUNT)) && isnan(get(din, COUNT)), "%s GELU of NaN is NaN, and so is its gradient", dtype_names[dtype]);
+    report(worst <= 1.0 && worst_derivative <= 1.0 && get(activated, 0) == 0.0f,
+           "%s GELU of 0, 1e-30 ... 1e30: worst error / bound %.3f, derivative %.3f (bound 1)", dtype_names[dtype], worst, worst_derivative);
+    report(isnan(get(activated, COUNT)) && isnan(get(din, COUNT)), "%s GELU of NaN is NaN, and so is its gradient", dtype_names[dtype]);
     free(in.data), free(weight.data), free(out.data), free(activated.data), free(din.data), free(ones.data);
 }
 
@@ -321,7 +319,7 @@ static void test_finite_differences(Device *device) {
             const double error = fabs(get(gradient[p], i) - (above - below) / (2 * h));
             worst = fmax(worst, error >= 0 ? error : INFINITY);
         }
-        check(worst <= 3e-6, "finite differences, gradient of %s: worst error %.2e (bound 3e-6)", names[p], worst);
+        report(worst <= 3e-6, "finite differences, gradient of %s: worst error %.2e (bound 3e-6)", names[p], worst);
     }
     for (int p = 0; p < PARTS; p++) free(part[p].data), free(gradient[p].data), free(values[p]);
     free(pre.data), free(hidden.data), free(dhidden.data);
@@ -352,7 +350,7 @@ static void test_repeat(Device *device, Dtype dtype, int64_t N, int64_t IC, int6
         cpu_state_destroy(own);
     }
     for (int i = 0; i < 4; i++) free(first[i].data);
-    check(same, "%s (%d, %d, %d): six runs of forward and backward give the same bits", dtype_names[dtype], (int)N, (int)IC, (int)OC);
+    report(same, "%s (%d, %d, %d): six runs of forward and backward give the same bits", dtype_names[dtype], (int)N, (int)IC, (int)OC);
 }
 
 int main(void) {
@@ -380,9 +378,8 @@ int main(void) {
     test_repeat(&device, DTYPE_F32, 256, 96, 1009);
     test_repeat(&device, DTYPE_BF16, 256, 96, 1009);
     const double rate = cpu_matmul_rate(&device, DTYPE_F32), rate_bf16 = cpu_matmul_rate(&device, DTYPE_BF16);
-    check(rate > 1e8 && rate < 1e15 && rate_bf16 > 1e8 && rate_bf16 < 1e15, "matmul_rate: F32 %.1f GFLOP/s, BF16 %.1f GFLOP/s", rate * 1e-9,
-          rate_bf16 * 1e-9);
+    report(rate > 1e8 && rate < 1e15 && rate_bf16 > 1e8 && rate_bf16 < 1e15, "matmul_rate: F32 %.1f GFLOP/s, BF16 %.1f GFLOP/s", rate * 1e-9,
+           rate_bf16 * 1e-9);
     cpu_state_destroy(device.state);
-    printf("%d passed, %d failed\n", passed_, failed_);
-    return failed_ > 0;
+    return test_end();
 }
