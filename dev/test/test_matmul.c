@@ -127,15 +127,16 @@ static void test_products(BlasState *state) {
 // Products that span several blocks of the fp32 conversion, and one with the table of ready products overflowing.
 static void test_blocks(BlasState *state) {
     const int64_t M = 523, N = 1031, K = 1030;
-    for (int form = BLAS_NT; form <= BLAS_TN; form++) {
-        const Buffer A = buffer_random(M * K, DTYPE_BF16, 11), B = buffer_random(K * N, DTYPE_BF16, 12);
+    for (int run = 0; run < 6; run++) {
+        const int form = run % 3; // BLAS_NT, BLAS_NN, BLAS_TN
+        const Buffer A = buffer_random(M * K, run < 3 ? DTYPE_BF16 : DTYPE_F32, 11), B = buffer_random(K * N, DTYPE_BF16, 12);
         const Buffer C = buffer_random(M * N, DTYPE_F32, 13), plain = buffer_random(M * N, DTYPE_F32, 13);
         blas_matmul(state, (BlasForm)form, C, A, B, (Buffer){0}, true, M, N, K);
         blas_matmul_plain((BlasForm)form, plain, A, B, (Buffer){0}, true, M, N, K);
         double worst = guard_intact(C, M * N) ? 0.0 : INFINITY;
         for (int64_t i = 0; i < M * N; i++) worst = fmax(worst, error_ratio(get(C, i), get(plain, i), 0.35 * (double)K, DTYPE_F32));
-        report(worst <= 1.0, "%s BF16 to F32 += of %d x %d x %d against the plain loop: worst error / bound %.3f (bound 1)", form_names[form],
-               (int)M, (int)N, (int)K, worst);
+        report(worst <= 1.0, "%s %s x BF16 to F32 += of %d x %d x %d against the plain loop: worst error / bound %.3f (bound 1)", form_names[form],
+               dtype_names[A.dtype], (int)M, (int)N, (int)K, worst);
         free(A.data), free(B.data), free(C.data), free(plain.data);
     }
     double worst = 0;

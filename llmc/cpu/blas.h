@@ -60,7 +60,7 @@ static inline float blas_load_(Buffer buffer, int64_t at) {
 // The plain loop. A tile of C belongs to one thread; blocks of A and B are converted to fp32 in its stack (160 KB, inside
 // the second-level cache), then 4 x 64 elements of C stay in registers over a block of K.
 
-typedef float BlasVector __attribute__((vector_size(64)));
+typedef float BlasVector __attribute__((vector_size(64), may_alias)); // 16 floats; narrower machines use several registers
 enum { BLAS_TILE_M = 96, BLAS_TILE_N = 128, BLAS_TILE_K = 128, BLAS_MICRO_M = 4, BLAS_MICRO_N = 4, BLAS_LANES = 16 };
 
 // to (rows, row_length) = from[i * row_stride + j * column_stride] for i < rows_used, j < columns_used; zero elsewhere
@@ -81,8 +81,12 @@ static inline void blas_pack_(float *to, int64_t row_length, int64_t rows, Buffe
             }
         }
     } else {
-        for (int64_t j = 0; j < columns_used; j++) {
-            for (int64_t i = 0; i < rows_used; i++) to[i * row_length + j] = blas_load_(from, i * row_stride + j * column_stride);
+        // A transposition: 16 columns at a time, so that reads and writes both stay inside cache lines.
+        for (int64_t j0 = 0; j0 < columns_used; j0 += BLAS_LANES) {
+            const int64_t j1 = min_i64(j0 + BLAS_LANES, columns_used);
+            for (int64_t i = 0; i < rows_used; i++) {
+                for (int64_t j = j0; j < j1; j++) to[i * row_length + j] = blas_load_(from, i * row_stride + j * column_stride);
+            }
         }
     }
 }
@@ -92,15 +96,20 @@ static inline void blas_tile_(float *c, const float *a, const float *b, int64_t 
     for (int64_t i = 0; i < rows; i += BLAS_MICRO_M) {
         for (int64_t j = 0; j < BLAS_TILE_N; j += BLAS_MICRO_N * BLAS_LANES) {
             BlasVector sum[BLAS_MICRO_M][BLAS_MICRO_N];
-            for (int m = 0; m < BLAS_MICRO_M; m++) memcpy(sum[m], c + (i + m) * BLAS_TILE_N + j, sizeof sum[m]);
+            for (int m = 0; m < BLAS_MICRO_M; m++) {
+                for (int n = 0; n < BLAS_MICRO_N; n++) sum[m][n] = *(BlasVector *)(c + (i + m) * BLAS_TILE_N + j + n * BLAS_LANES);
+            }
             for (int64_t k = 0; k < BLAS_TILE_K; k++) {
-                BlasVector row[BLAS_MICRO_N];
-                memcpy(row, b + k * BLAS_TILE_N + j, sizeof row);
+                const float *row = b + k * BLAS_TILE_N + j;
                 for (int m = 0; m < BLAS_MICRO_M; m++) {
-                    for (int n = 0; n < BLAS_MICRO_N; n++) sum[m][n] += a[(i + m) * BLAS_TILE_K + k] * row[n];
+                    for (int n = 0; n < BLAS_MICRO_N; n++) {
+                        sum[m][n] += a[(i + m) * BLAS_TILE_K + k] * *(const BlasVector *)(row + n * BLAS_LANES);
+                    }
                 }
             }
-            for (int m = 0; m < BLAS_MICRO_M; m++) memcpy(c + (i + m) * BLAS_TILE_N + j, sum[m], sizeof sum[m]);
+            for (int m = 0; m < BLAS_MICRO_M; m++) {
+                for (int n = 0; n < BLAS_MICRO_N; n++) *(BlasVector *)(c + (i + m) * BLAS_TILE_N + j + n * BLAS_LANES) = sum[m][n];
+            }
         }
     }
 }

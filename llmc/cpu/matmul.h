@@ -103,7 +103,6 @@ static inline void cpu_linear_backward_input(Device *device, Buffer din, Buffer 
 static inline void cpu_linear_backward_weight(Device *device, Buffer dweight, Buffer dbias, bool accumulate, Buffer dout, Buffer in, int64_t N,
                                               int64_t IC, int64_t OC) {
     if (dbias.data != NULL) cpu_bias_backward_(dbias.data, accumulate, dout, N, OC);
-    if (N == 0 && accumulate) return;
     blas_matmul(cpu_blas_(device), BLAS_TN, dweight, dout, in, (Buffer){0}, accumulate, OC, IC, N);
 }
 
