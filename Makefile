@@ -121,6 +121,10 @@ unit: $(UNIT_TESTS)
 unit-asan: $(addsuffix _asan,$(UNIT_TESTS))
 fuzzers: $(FUZZERS)
 
+# Step time over the time of its matrix products (dev/bench/step.sh); run it on a quiet machine.
+bench: train_gpt
+	dev/bench/step.sh
+
 # One-line faults, each of which must make its test fail (dev/mutants).
 mutants:
 	python3 dev/mutants/run.py
@@ -128,4 +132,4 @@ mutants:
 clean:
 	rm -rf $(BUILD) train_gpt train_gpt_asan tokenize tokenize_asan test_gpt test_gpt_asan
 
-.PHONY: all help banner headers syntax $(SYNTAX) format unit unit-asan fuzzers mutants clean
+.PHONY: all help banner headers syntax $(SYNTAX) format unit unit-asan fuzzers bench mutants clean

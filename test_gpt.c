@@ -32,7 +32,7 @@ static Subject *subject_open(const ModelConfig *config, int precision, int64_t B
     o->weight_decay = optimizer->weight_decay;
     o->clip = optimizer->clip;
     s->config = *config;
-    s->trainer = trainer_create(o, &s->config);
+    trainer_create(&s->trainer, o, &s->config);
     return s;
 }
 
@@ -41,6 +41,9 @@ static void subject_close(Subject *s) {
     options_free(&s->options);
     free(s);
 }
+
+// Logits of fewer tokens at a time than the trainer would take: its own choice only matters for large vocabularies.
+static void subject_chunk(Subject *s, int64_t tokens) { s->trainer.acts.chunk = min_i64(s->trainer.acts.chunk, tokens); }
 
 static int64_t subject_offset(const Subject *s, const Tensor *tensor) { return s->trainer.zero.offset[tensor->id]; }
 
@@ -125,9 +128,11 @@ typedef struct {
     double logits, gradient, global, loss, norm, after;
 } Errors; // or bounds: logits, worst tensor, the gradient as one vector, losses, norms, logits after the updates
 
-// fp32: rounding, 6e-8 for an element, grown by the network's depth. bf16: 4e-3 for an element; the names of what may be that far.
-static const Errors bounds_fp32 = {1e-5, 1e-4, 1e-5, 1e-5, 1e-5, 1e-4};
-static const Errors bounds_bf16 = {3e-2, 8e-2, 4e-2, 1e-2, 3e-2, 6e-2};
+// An element rounds by up to 6e-8 in fp32, 4e-3 in bf16; layers and products of gradients grow that. Random models are as narrow
+// as 8 channels with gradients that nearly cancel, so that bf16 says less there.
+static const Errors bounds_fp32 = {2e-6, 2e-5, 5e-6, 2e-6, 1e-5, 2e-5};
+static const Errors bounds_bf16 = {2e-2, 8e-2, 4e-2, 5e-3, 2e-2, 3e-2};
+static const Errors bounds_bf16_random = {5e-2, 3e-1, 1e-1, 1e-2, 5e-2, 5e-2};
 
 typedef struct {
     Worst logits, gradient, global, loss, norm, after;
@@ -162,7 +167,8 @@ static void add_gradients(Result *r, Subject *s, const Model *model, double *(*w
     at = 0;
     for (int i = 0; i < model->count; at += model->tensors[i++].elements) {
         const Tensor *t = &model->tensors[i];
-        worst_add(&r->gradient, reference_error(ours + at, theirs + at, t->elements, reference_floor(global, t->elements, total)), t->name);
+        const double floor = reference_floor(global, reference_norm(theirs + at, t->elements), t->elements, total);
+        worst_add(&r->gradient, reference_error(ours + at, theirs + at, t->elements, floor), t->name);
     }
     worst_add(&r->global, reference_error(ours, theirs, total, 0.0), "all");
     free(ours);
@@ -234,7 +240,8 @@ static void test_fixture(int index, int precision) {
 
 // ----------------------------------------------------------------------------
 // Random configurations against the double-precision model: every switch, odd sizes, packed documents, dropout, masked targets,
-// one to three micro-batches per step (the last without a single target in some), trainers with room for more tokens than come.
+// one to three micro-batches per step (the last without a single target in some), trainers with room for more tokens than come,
+// logits by small chunks.
 
 static double *naive_gradient(const void *context, const Tensor *tensor) {
     const NaiveGpt *gpt = context;
@@ -269,7 +276,7 @@ static void random_parameters(Subject *s, NaiveGpt *gpt, uint64_t key) {
 static void test_random(uint64_t index, int precision, Result *worst) {
     enum { STEPS = 3, MICROS = 3 };
     const NaiveAdamW optimizer = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-6, .weight_decay = 0.1, .clip = 1.0};
-    const Errors *bound = precision == PRECISION_BF16 ? &bounds_bf16 : &bounds_fp32;
+    const Errors *bound = precision == PRECISION_BF16 ? &bounds_bf16_random : &bounds_fp32;
     Draw draw = draw_create(2, index);
     ModelConfig config = reference_random_config(&draw, precision == PRECISION_BF16 ? 16 : 2);
     const int64_t B = draw_between(&draw, 1, 5, 1), T = draw_between(&draw, 1, config.max_seq, 1), room = draw_between(&draw, 0, 2, 1);
@@ -277,6 +284,7 @@ static void test_random(uint64_t index, int precision, Result *worst) {
     const int micros = (int)draw_between(&draw, 1, MICROS, 1);
     Subject *s = subject_open(&config, precision, B + room, T, &optimizer);
     NaiveGpt gpt = naive_create(&config, B * T);
+    if (draw_between(&draw, 0, 1, 1) == 1) subject_chunk(s, draw_between(&draw, 1, 20, 1));
     random_parameters(s, &gpt, draw.key);
     Result r = {0};
     for (int step = 0; step < STEPS; step++) {
@@ -372,12 +380,13 @@ int main(void) {
             fixture_close(&f);
             if (fits) test_fixture(i, precision);
         }
+        print_bounds("bound", precision == PRECISION_BF16 ? &bounds_bf16 : &bounds_fp32);
         Result worst = {0};
         const int count = precision == PRECISION_BF16 ? RANDOM_BF16 : RANDOM_FP32;
         for (int i = 0; i < count; i++) test_random((uint64_t)i, precision, &worst);
         printf("%-3d %-18s %9.1e %9.1e %9.1e %9.1e %9.1e %9.1e  %s\n", count, "random, worst", worst.logits.error, worst.gradient.error,
                worst.global.error, worst.loss.error, worst.norm.error, worst.after.error, worst.gradient.name);
-        print_bounds("bound", precision == PRECISION_BF16 ? &bounds_bf16 : &bounds_fp32);
+        print_bounds("bound", precision == PRECISION_BF16 ? &bounds_bf16_random : &bounds_fp32);
         for (int i = 0; i < 3; i++) test_repeat(i == 0 ? 0 : i == 1 ? 3 : 6, precision);
     }
     printf("\n");

@@ -92,15 +92,11 @@ static inline int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline void *base_alloc_raw(size_t bytes) {
     if (bytes == 0) bytes = 1;
     size_t rounded = (bytes + BASE_HUGE_BYTES - 1) / BASE_HUGE_BYTES * BASE_HUGE_BYTES;
-    void *pointer = NULL;
-    if (bytes >= BASE_HUGE_BYTES) {
-        if (posix_memalign(&pointer, BASE_HUGE_BYTES, rounded) != 0) pointer = NULL;
+    const bool huge = bytes >= BASE_HUGE_BYTES, absurd = bytes > SIZE_MAX / 2; // whose rounding could wrap
+    void *pointer = absurd ? NULL : huge ? aligned_alloc(BASE_HUGE_BYTES, rounded) : aligned_alloc(64, (bytes + 63) / 64 * 64);
 #ifdef MADV_HUGEPAGE
-        if (pointer != NULL) (void)madvise(pointer, rounded, MADV_HUGEPAGE); // a wish; its failure changes only speed
+    if (pointer != NULL && huge) (void)madvise(pointer, rounded, MADV_HUGEPAGE); // a wish; its failure changes only speed
 #endif
-    } else if (posix_memalign(&pointer, 64, (bytes + 63) / 64 * 64) != 0) {
-        pointer = NULL;
-    }
     if (pointer == NULL) die(CODE_USAGE, "out of memory: wanted %zu bytes", bytes);
     return pointer;
 }

@@ -156,7 +156,8 @@ static inline bool checkpoint_check_space_(const char *out, int64_t bytes, Error
 }
 
 // Writes both files into an empty directory and syncs it.
-static inline bool checkpoint_write_(const char *directory, const CheckpointState *state, const CheckpointTensor *tensors, int count, Error *error) {
+static inline bool checkpoint_write_(const char *directory, const CheckpointState *state, const CheckpointTensor *tensors, int count,
+                                     Error *error) {
     SafetensorsEntry *entries = base_new((size_t)count, sizeof *entries);
     ManifestTensor *rows = base_new((size_t)count, sizeof *rows);
     ManifestSlice *slices = base_new((size_t)count, sizeof *slices);
@@ -176,8 +177,10 @@ static inline bool checkpoint_write_(const char *directory, const CheckpointStat
         good = text != NULL || fail(error, CODE_IO, "%s: cannot be put into JSON (out of memory, or a name is not UTF-8)", manifest_path);
         if (good && (good = file_writer_open(&writer, manifest_path, error))) {
             good = file_writer_add(&writer, text, strlen(text), error);
-            if (good) good = file_writer_finish(&writer, NULL, error);
-            else file_writer_free(&writer);
+            if (good)
+                good = file_writer_finish(&writer, NULL, error);
+            else
+                file_writer_free(&writer);
         }
         free(text);
     }
@@ -251,9 +254,11 @@ static inline bool checkpoint_verify_file_(const char *directory, const Manifest
     int64_t bytes;
     bool good = file_open(path, &fd, &bytes, error);
     if (good) {
-        good = bytes == file->bytes || fail(error, CODE_INPUT, "%s: got %lld bytes, wanted %lld (truncated?)", path, (long long)bytes, (long long)file->bytes);
+        good = bytes == file->bytes ||
+               fail(error, CODE_INPUT, "%s: got %lld bytes, wanted %lld (truncated?)", path, (long long)bytes, (long long)file->bytes);
         good = good && file_hash(fd, bytes, path, hash, error);
-        good = good && (strcmp(hash, file->xxh3) == 0 || fail(error, CODE_INPUT, "%s: XXH3-128: got %s, wanted %s (damaged)", path, hash, file->xxh3));
+        good =
+            good && (strcmp(hash, file->xxh3) == 0 || fail(error, CODE_INPUT, "%s: XXH3-128: got %s, wanted %s (damaged)", path, hash, file->xxh3));
         good = good && safetensors_read_index(fd, bytes, path, index, error);
         (void)close(fd); // opened for reading: nothing can be lost
     }
@@ -271,8 +276,9 @@ static inline bool checkpoint_verify_slices_(const Checkpoint *checkpoint, Error
             const SafetensorsTensor *stored = safetensors_find(&checkpoint->indices[slice->file], tensor->name);
             if (stored == NULL) return fail(error, CODE_INPUT, "%s/%s: tensor '%.100s' is missing", checkpoint->directory, file, tensor->name);
             if (stored->type != tensor->type || stored->elements != slice->to - slice->from) {
-                return fail(error, CODE_INPUT, "%s/%s: tensor '%.100s': got %lld elements of %s, the manifest wants %lld of %s", checkpoint->directory, file,
-                            tensor->name, (long long)stored->elements, stored->type->name, (long long)(slice->to - slice->from), tensor->type->name);
+                return fail(error, CODE_INPUT, "%s/%s: tensor '%.100s': got %lld elements of %s, the manifest wants %lld of %s",
+                            checkpoint->directory, file, tensor->name, (long long)stored->elements, stored->type->name,
+                            (long long)(slice->to - slice->from), tensor->type->name);
             }
         }
     }
@@ -377,8 +383,9 @@ static inline const ManifestTensor *checkpoint_match_(const Checkpoint *checkpoi
     }
     const int64_t columns = wanted->rank == 2 ? wanted->shape[1] : 1;
     if (row->rank != wanted->rank || row->shape[0] != wanted->shape[0] || row->shape[1] != columns) {
-        fail(error, CODE_INPUT, "%s: tensor '%s': shape: got rank %d [%lld, %lld], wanted rank %d [%lld, %lld]", checkpoint->directory, wanted->name,
-             row->rank, (long long)row->shape[0], (long long)row->shape[1], wanted->rank, (long long)wanted->shape[0], (long long)columns);
+        fail(error, CODE_INPUT, "%s: tensor '%s': shape: got rank %d [%lld, %lld], wanted rank %d [%lld, %lld]", checkpoint->directory,
+             wanted->name, row->rank, (long long)row->shape[0], (long long)row->shape[1], wanted->rank, (long long)wanted->shape[0],
+             (long long)columns);
         return NULL;
     }
     for (*from = 0; *from < DTYPE_COUNT && strcmp(dtype_names[*from], row->type->name) != 0; (*from)++) continue;

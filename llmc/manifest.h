@@ -1,7 +1,7 @@
 // manifest.h: a checkpoint's manifest.json: its text from structures, structures from hostile text, and the comparison of
 // the model and flags in it with those of this run. Works on memory and is fuzzed; touches no file (checkpoint.h does).
 //
-//   {format, version, step, tokens, optimizer_steps, model, flags, data: {seed, epoch, position, files: [{path, tokens}]},
+//   {format, version, step, tokens, optimizer_steps, model, flags, data: {seed, epoch, position, row, files: [{path, tokens}]},
 //    rng: {kind, seed}, scaler: null, tensors: {NAME: {dtype, shape, slices: [{file, box: [[begin, end] per axis],
 //    range: [from, to)}]}}, files: {FILE: {bytes, xxh3}}, xxh3}
 // A slice is the tensor NAME in FILE: the elements [from, to) of the box, in the box's row-major order. Slices tile their
@@ -33,7 +33,7 @@ typedef struct {
     int64_t tokens;          // trained on so far
     int64_t optimizer_steps; // updates applied
     int64_t seed;
-    int64_t epoch, position;               // of the sampler
+    int64_t epoch, position, row;         // of the loader (loader.h)
     const CheckpointDataFile *data_files; // (data_file_count)
     int64_t data_file_count;
     json_t *model; // checkpoint_model_json()
@@ -41,7 +41,7 @@ typedef struct {
 } CheckpointState;
 
 typedef struct {
-    int file;                             // index in the manifest's files
+    int file;                                                 // index in the manifest's files
     int64_t begin[MANIFEST_MAX_RANK], end[MANIFEST_MAX_RANK]; // the box; axis 1 is [0, 1) in tensors of rank 1
     int64_t from, to;
 } ManifestSlice;
@@ -89,9 +89,8 @@ static inline int manifest_file_order_(const void *a, const void *b) {
 // NULL when there is none of that name.
 static inline const ManifestTensor *manifest_tensor(const Manifest *manifest, const char *name) {
     const ManifestTensor key = {.name = name};
-    return manifest->tensor_count == 0
-               ? NULL
-               : bsearch(&key, manifest->tensors, (size_t)manifest->tensor_count, sizeof key, manifest_tensor_order_);
+    return manifest->tensor_count == 0 ? NULL
+                                       : bsearch(&key, manifest->tensors, (size_t)manifest->tensor_count, sizeof key, manifest_tensor_order_);
 }
 
 // ----------------------------------------------------------------------------
@@ -115,8 +114,8 @@ typedef struct {
     const char *name;
     ManifestFieldKind_ kind;
     size_t offset;
-    int option;      // whose choices name the value; also the flag named in messages
-    bool compared;   // decides what the weights mean
+    int option;    // whose choices name the value; also the flag named in messages
+    bool compared; // decides what the weights mean
 } ManifestField_;
 
 // The model's fields by name. Dropout is a setting of training: it is recorded, and may change.
@@ -204,13 +203,15 @@ static inline json_t *checkpoint_flags_json(const Options *options) {
 
 // Refuses when one of the flags in which[] (OPTION_*) has another value than in the checkpoint: those that decide what a
 // data position means, so that going on from it would train on other sequences than the run would have.
-static inline bool checkpoint_flags_check(const char *where, const json_t *flags, const Options *options, const int *which, int count, Error *error) {
+static inline bool checkpoint_flags_check(const char *where, const json_t *flags, const Options *options, const int *which, int count,
+                                          Error *error) {
     for (int i = 0; i < count; i++) {
         char buffer[64];
         const char *flag = options_rows()[which[i]].flag, *want = options_text(options, which[i], buffer);
         const char *got = json_string_value(json_object_get(flags, flag));
         if (strcmp(got != NULL ? got : "", want) != 0) {
-            return fail(error, CODE_USAGE, "--%s: got '%.200s', the checkpoint %s was made with '%.200s'", flag, want, where, got != NULL ? got : "");
+            return fail(error, CODE_USAGE, "--%s: got '%.200s', the checkpoint %s was made with '%.200s'", flag, want, where,
+                        got != NULL ? got : "");
         }
     }
     return true;
@@ -275,12 +276,12 @@ static inline char *manifest_text(const Manifest *manifest) {
         json_t *size = json_pack("{s:I, s:s}", "bytes", (json_int_t)file->bytes, "xxh3", file->xxh3);
         if (json_object_set_new(sizes, file->name, size) != 0) good = false;
     }
-    json_t *root = json_pack("{s:s, s:i, s:I, s:I, s:I, s:O, s:O, s:{s:I, s:I, s:I, s:o}, s:{s:s, s:I}, s:n, s:o, s:o}", "format", MANIFEST_FORMAT,
-                             "version", MANIFEST_VERSION, "step", (json_int_t)state->step, "tokens", (json_int_t)state->tokens,
-                             "optimizer_steps", (json_int_t)state->optimizer_steps, "model", state->model, "flags", state->flags, "data",
-                             "seed", (json_int_t)state->seed, "epoch", (json_int_t)state->epoch, "position", (json_int_t)state->position,
-                             "files", files, "rng", "kind", MANIFEST_RNG, "seed", (json_int_t)state->seed, "scaler", "tensors", tensors,
-                             "files", sizes);
+    json_t *root = json_pack("{s:s, s:i, s:I, s:I, s:I, s:O, s:O, s:{s:I, s:I, s:I, s:I, s:o}, s:{s:s, s:I}, s:n, s:o, s:o}", "format", MANIFEST_FORMAT,
+                             "version", MANIFEST_VERSION, "step", (json_int_t)state->step, "tokens", (json_int_t)state->tokens, "optimizer_steps",
+                             (json_int_t)state->optimizer_steps, "model", state->model, "flags", state->flags, "data", "seed",
+                             (json_int_t)state->seed, "epoch", (json_int_t)state->epoch, "position", (json_int_t)state->position,
+                             "row", (json_int_t)state->row, "files", files,
+                             "rng", "kind", MANIFEST_RNG, "seed", (json_int_t)state->seed, "scaler", "tensors", tensors, "files", sizes);
     char *text = NULL;
     size_t bytes = 0;
     FILE *out = good && root != NULL ? open_memstream(&text, &bytes) : NULL;
@@ -336,8 +337,9 @@ static inline bool manifest_check_seal(const char *file, const char *text, size_
     const size_t length = strlen(seal);
     if (bytes >= length) manifest_seal_(text, bytes - length, seal);
     if (bytes < length || memcmp(text + bytes - length, seal, length) != 0) {
-        return fail(error, CODE_INPUT, "%s: %zu bytes that do not end with their checksum: truncated, damaged or edited, or not a checkpoint of train_gpt",
-                    file, bytes);
+        return fail(error, CODE_INPUT,
+                    "%s: %zu bytes that do not end with their checksum: truncated, damaged or edited, or not a checkpoint of train_gpt", file,
+                    bytes);
     }
     return true;
 }
@@ -375,7 +377,8 @@ static inline bool manifest_parse_files_(const char *file, const json_t *files, 
     json_object_foreach((json_t *)files, name, value) {
         ManifestFile *entry = &manifest->files[manifest->file_count];
         if (!manifest_name_good_(name)) {
-            return fail(error, CODE_INPUT, "%s: files: got the name '%.120s', wanted up to 100 of [A-Za-z0-9._-], not starting with '.'", file, name);
+            return fail(error, CODE_INPUT, "%s: files: got the name '%.120s', wanted up to 100 of [A-Za-z0-9._-], not starting with '.'", file,
+                        name);
         }
         char path[160];
         snprintf(path, sizeof path, "files.%s.", name);
@@ -476,12 +479,13 @@ static inline bool manifest_parse_slices_(const char *file, const Manifest *mani
             good = manifest_range_(json_array_get(box, (size_t)axis), tensor->shape[axis], &slice->begin[axis], &slice->end[axis]);
         }
         if (!good) {
-            return fail(error, CODE_INPUT, "%s: tensors.%.100s.slices[%zu].box: wanted [begin, end] for each axis, inside the shape", file, tensor->name, i);
+            return fail(error, CODE_INPUT, "%s: tensors.%.100s.slices[%zu].box: wanted [begin, end] for each axis, inside the shape", file,
+                        tensor->name, i);
         }
         const int64_t elements = (slice->end[0] - slice->begin[0]) * (slice->end[1] - slice->begin[1]); // at most the tensor's, which fits
         if (!manifest_range_(json_object_get(value, "range"), elements, &slice->from, &slice->to)) {
-            return fail(error, CODE_INPUT, "%s: tensors.%.100s.slices[%zu].range: wanted [from, to) inside the box's %lld elements", file, tensor->name, i,
-                        (long long)elements);
+            return fail(error, CODE_INPUT, "%s: tensors.%.100s.slices[%zu].range: wanted [from, to) inside the box's %lld elements", file,
+                        tensor->name, i, (long long)elements);
         }
     }
     qsort(tensor->slices, count, sizeof *tensor->slices, manifest_slice_order_);
@@ -506,7 +510,8 @@ static inline bool manifest_parse_tensors_(const char *file, const json_t *tenso
         const json_t *shape = json_object_get(value, "shape");
         tensor->type = dtype != NULL ? safetensors_type(dtype) : NULL;
         if (tensor->type == NULL) {
-            return fail(error, CODE_INPUT, "%s: tensors.%.100s.dtype: got '%.40s', wanted a safetensors type", file, name, dtype != NULL ? dtype : "nothing");
+            return fail(error, CODE_INPUT, "%s: tensors.%.100s.dtype: got '%.40s', wanted a safetensors type", file, name,
+                        dtype != NULL ? dtype : "nothing");
         }
         tensor->rank = (int)min_i64((int64_t)json_array_size(shape), MANIFEST_MAX_RANK + 1);
         bool good = tensor->rank >= 1 && tensor->rank <= MANIFEST_MAX_RANK;
@@ -543,6 +548,7 @@ static inline bool manifest_parse_state_(const char *file, const json_t *root, C
         !manifest_int_(file, data, "data.", "seed", 0, INT64_MAX, &state->seed, error) ||
         !manifest_int_(file, data, "data.", "epoch", 0, INT64_MAX, &state->epoch, error) ||
         !manifest_int_(file, data, "data.", "position", 0, INT64_MAX, &state->position, error) ||
+        !manifest_int_(file, data, "data.", "row", 0, INT64_MAX, &state->row, error) ||
         !manifest_int_(file, rng, "rng.", "seed", state->seed, state->seed, &rng_seed, error)) {
         return false;
     }

@@ -80,7 +80,7 @@
     X(INT, top_k, "top-k", "0", 0, 16777216, "sample from the K likeliest tokens only (0 = off)")                                   \
     X(REAL, top_p, "top-p", "1", 0.0001, 1, "sample from the likeliest tokens that hold this much probability")                     \
     S("save")                                                                                                                       \
-    X(INT, save_every, "save-every", "0", 0, 1e12, "checkpoint every N steps and after the last (0 = only after the last, with --out)") \
+    X(INT, save_every, "save-every", "1000", 0, 1e12, "checkpoint every N steps and after the last, into --out (0 = off)")              \
     X(INT, keep, "keep", "2", 1, 1e9, "checkpoints to keep in --out")                                                               \
     S("debug")                                                                                                                      \
     X(TEXT, dump_grads, "dump-grads", "", 1, 4096, "write step 1's full unclipped gradients to DIR/grads.safetensors")              \

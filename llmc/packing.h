@@ -33,11 +33,12 @@ static inline int64_t microbatch_bytes(int64_t capacity) { return (5 * capacity 
 
 static inline void microbatch_create(MicroBatch *batch, int64_t capacity) {
     int32_t *memory = base_alloc((size_t)microbatch_bytes(capacity));
-    *batch = (MicroBatch){.ids = memory,
-                          .targets = memory + capacity,
-                          .positions = memory + 2 * capacity,
-                          .token_index = memory + 3 * capacity,
-                          .cu_seqlens = memory + 4 * capacity};
+    memset(batch, 0, sizeof *batch);
+    batch->ids = memory;
+    batch->targets = memory + capacity;
+    batch->positions = memory + 2 * capacity;
+    batch->token_index = memory + 3 * capacity;
+    batch->cu_seqlens = memory + 4 * capacity;
 }
 
 static inline void microbatch_free(MicroBatch *batch) {

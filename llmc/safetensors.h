@@ -21,10 +21,9 @@ typedef struct {
 } SafetensorsType;
 
 static const SafetensorsType safetensors_types[] = {
-    {"F32", 32},    {"BF16", 16},       {"F16", 16},       {"F64", 64},   {"I64", 64},  {"I32", 32},  {"I16", 16},
-    {"I8", 8},      {"U64", 64},        {"U32", 32},       {"U16", 16},   {"U8", 8},    {"BOOL", 8},  {"F8_E4M3", 8},
-    {"F8_E5M2", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"F8_E8M0", 8}, {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"F4", 4},
-    {"C64", 64},
+    {"F32", 32},        {"BF16", 16},   {"F16", 16},    {"F64", 64},    {"I64", 64}, {"I32", 32},    {"I16", 16},    {"I8", 8},
+    {"U64", 64},        {"U32", 32},    {"U16", 16},    {"U8", 8},      {"BOOL", 8}, {"F8_E4M3", 8}, {"F8_E5M2", 8}, {"F8_E4M3FNUZ", 8},
+    {"F8_E5M2FNUZ", 8}, {"F8_E8M0", 8}, {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"F4", 4},   {"C64", 64},
 };
 
 static inline const SafetensorsType *safetensors_type(const char *name) {
@@ -95,8 +94,10 @@ static inline bool safetensors_scan_(const char *text, size_t bytes) {
     int depth = 0, commas = 0;
     for (size_t i = 0; i < bytes; i++) {
         if (quoted) {
-            if (text[i] == '\\') i++;
-            else if (text[i] == '"') quoted = false;
+            if (text[i] == '\\')
+                i++;
+            else if (text[i] == '"')
+                quoted = false;
             continue;
         }
         switch (text[i]) {
@@ -131,7 +132,8 @@ static inline bool safetensors_parse_tensor_(const char *file, const char *name,
     t->type = safetensors_type(json_string_value(dtype));
     if (t->type == NULL) return fail(error, CODE_INPUT, "%s: tensor '%.200s': unknown dtype '%.40s'", file, name, json_string_value(dtype));
     if (json_array_size(shape) > SAFETENSORS_MAX_RANK) {
-        return fail(error, CODE_INPUT, "%s: tensor '%.200s': got %zu axes, wanted at most %d", file, name, json_array_size(shape), SAFETENSORS_MAX_RANK);
+        return fail(error, CODE_INPUT, "%s: tensor '%.200s': got %zu axes, wanted at most %d", file, name, json_array_size(shape),
+                    SAFETENSORS_MAX_RANK);
     }
     t->rank = (int)json_array_size(shape);
     for (int i = 0; i < t->rank; i++) {
@@ -144,12 +146,13 @@ static inline bool safetensors_parse_tensor_(const char *file, const char *name,
     const json_t *begin = json_array_get(offsets, 0), *end = json_array_get(offsets, 1);
     const long long from = json_integer_value(begin), to = json_integer_value(end);
     if (!json_is_integer(begin) || !json_is_integer(end) || from < 0 || to < from || to > data_bytes) {
-        return fail(error, CODE_INPUT, "%s: tensor '%.200s': data_offsets: got [%lld, %lld], wanted a range in the file's %lld bytes of data (truncated?)",
-                    file, name, from, to, (long long)data_bytes);
+        return fail(error, CODE_INPUT,
+                    "%s: tensor '%.200s': data_offsets: got [%lld, %lld], wanted a range in the file's %lld bytes of data (truncated?)", file, name,
+                    from, to, (long long)data_bytes);
     }
     if (!safetensors_size(t->type, t->rank, t->shape, &t->elements, &t->bytes) || t->bytes != to - from) {
-        return fail(error, CODE_INPUT, "%s: tensor '%.200s': data_offsets hold %lld bytes, shape and dtype %s want another size", file, name, to - from,
-                    t->type->name);
+        return fail(error, CODE_INPUT, "%s: tensor '%.200s': data_offsets hold %lld bytes, shape and dtype %s want another size", file, name,
+                    to - from, t->type->name);
     }
     t->offset = from;
     return true;
@@ -168,7 +171,8 @@ static inline bool safetensors_check_tiling_(const char *file, SafetensorsIndex 
         at += t->bytes;
     }
     if (at != data_bytes) {
-        return fail(error, CODE_INPUT, "%s: got %lld bytes of data, wanted %lld (bytes behind the last tensor)", file, (long long)data_bytes, (long long)at);
+        return fail(error, CODE_INPUT, "%s: got %lld bytes of data, wanted %lld (bytes behind the last tensor)", file, (long long)data_bytes,
+                    (long long)at);
     }
     return true;
 }
@@ -222,11 +226,14 @@ static inline bool safetensors_parse(const char *file, const void *start, size_t
     size_t header_bytes;
     if (available < 8) return fail(error, CODE_INPUT, "%s: got %zu bytes, wanted at least 8 (truncated?)", file, available);
     if (!safetensors_header_bytes(file, start, file_bytes, &header_bytes, error)) return false;
-    if (header_bytes > available - 8) return fail(error, CODE_INPUT, "%s: got %zu bytes of the header, wanted %zu", file, available - 8, header_bytes);
+    if (header_bytes > available - 8)
+        return fail(error, CODE_INPUT, "%s: got %zu bytes of the header, wanted %zu", file, available - 8, header_bytes);
     const char *text = (const char *)start + 8;
-    if (header_bytes == 0 || text[0] != '{') return fail(error, CODE_INPUT, "%s: the header does not start with '{' (not a safetensors file?)", file);
+    if (header_bytes == 0 || text[0] != '{')
+        return fail(error, CODE_INPUT, "%s: the header does not start with '{' (not a safetensors file?)", file);
     if (!safetensors_scan_(text, header_bytes)) {
-        return fail(error, CODE_INPUT, "%s: the header nests deeper or holds longer lists than tensors of at most %d axes need", file, SAFETENSORS_MAX_RANK);
+        return fail(error, CODE_INPUT, "%s: the header nests deeper or holds longer lists than tensors of at most %d axes need", file,
+                    SAFETENSORS_MAX_RANK);
     }
     json_error_t reason;
     json_t *root = json_loadb(text, header_bytes, JSON_REJECT_DUPLICATES, &reason);
@@ -265,8 +272,8 @@ static inline bool safetensors_read_index(int fd, int64_t file_bytes, const char
     if (file_bytes >= 8 && !file_read_at(fd, length, 8, 0, path, error)) return false;
     if (!safetensors_header_bytes(path, length, file_bytes, &header_bytes, error)) return false;
     char *start = base_new(8 + header_bytes, 1);
-    bool good = file_read_at(fd, start, 8 + header_bytes, 0, path, error) &&
-                safetensors_parse(path, start, 8 + header_bytes, file_bytes, index, error);
+    bool good =
+        file_read_at(fd, start, 8 + header_bytes, 0, path, error) && safetensors_parse(path, start, 8 + header_bytes, file_bytes, index, error);
     free(start);
     return good;
 }
@@ -282,7 +289,8 @@ static inline bool safetensors_open(const char *path, SafetensorsFile *file, Err
 }
 
 // Reads bytes [from, from + bytes) of a tensor.
-static inline bool safetensors_read(const SafetensorsFile *file, const SafetensorsTensor *tensor, int64_t from, int64_t bytes, void *out, Error *error) {
+static inline bool safetensors_read(const SafetensorsFile *file, const SafetensorsTensor *tensor, int64_t from, int64_t bytes, void *out,
+                                    Error *error) {
     if (from < 0 || bytes < 0 || from > tensor->bytes || bytes > tensor->bytes - from) {
         return fail(error, CODE_INPUT, "%s: tensor '%.200s': wanted bytes %lld to %lld of %lld", file->path, tensor->name, (long long)from,
                     (long long)from + (long long)bytes, (long long)tensor->bytes);
@@ -312,7 +320,8 @@ static inline char *safetensors_header(const char *file, const SafetensorsEntry 
     json_t *root = json_object();
     int64_t at = 0;
     bool good = root != NULL || fail(error, CODE_IO, "%s: out of memory", file);
-    if (good && metadata != NULL) good = json_object_set(root, "__metadata__", (json_t *)metadata) == 0 || fail(error, CODE_IO, "%s: bad metadata", file);
+    if (good && metadata != NULL)
+        good = json_object_set(root, "__metadata__", (json_t *)metadata) == 0 || fail(error, CODE_IO, "%s: bad metadata", file);
     for (int i = 0; good && i < count; i++) {
         const SafetensorsEntry *e = &entries[i];
         const SafetensorsType *type = safetensors_type(e->dtype);

@@ -49,6 +49,7 @@ else
     echo "no python3 with matplotlib and numpy: no plot"
 fi
 
+out=$(realpath "$out")
 echo
 echo "log         $out/log.jsonl"
 [ -z "$python" ] || echo "curves      $out/curves.png"

@@ -119,6 +119,7 @@ static void test_steps(Dtype dtype) {
 
 static void test_threads(Dtype dtype) {
     Arenas first = {0};
+    double squares = 0; // of one thread
     const int most = omp_get_max_threads();
     for (int threads = 1; threads <= 3; threads++) {
         omp_set_num_threads(threads);
@@ -131,7 +132,6 @@ static void test_threads(Dtype dtype) {
         }
         StepState sums = {0};
         cpu_grad_squares(NULL, &sums, a.grad, segments, SEGMENTS);
-        static double squares; // of one thread
         if (threads == 1) {
             first = a, squares = sums.grad_squares;
             continue;
@@ -151,15 +151,15 @@ static void test_squares(void) {
     double worst = 0;
     for (int s = 0; s < 3; s++) {
         StepState state = {.grad_squares = s == 0 ? 10 : 0};
-        double want = state.grad_squares;
+        long double want = state.grad_squares;
         bool decay;
         for (int64_t i = 0; i < ELEMENTS; i++) {
             if (!owned(i, &decay)) continue;
             ops_set(a.grad, i, scales[s] * test_uniform(7, (uint64_t)i));
-            want += ops_at(a.grad, i) * ops_at(a.grad, i);
+            want += (long double)ops_at(a.grad, i) * ops_at(a.grad, i);
         }
         cpu_grad_squares(NULL, &state, a.grad, segments, SEGMENTS);
-        ops_worse(&worst, fabs(state.grad_squares / want - 1));
+        ops_worse(&worst, fabs((double)(state.grad_squares / want - 1)));
     }
     StepState state = {.grad_squares = 3};
     cpu_grad_squares(NULL, &state, a.grad, segments, 0);
@@ -169,6 +169,19 @@ static void test_squares(void) {
     for (int64_t i = 40; i < 43; i++) want += ops_at(a.grad, i) * ops_at(a.grad, i);
     cpu_grad_squares(NULL, &state, a.grad, one, 1);
     ops_worse(&worst, fabs(state.grad_squares / want - 1));
+    // Enough elements that the chunks hold whole vectors, a gap inside a chunk.
+    enum { LARGE = 200000 };
+    const Segment two[] = {{0, 99990, true}, {100000, LARGE - 100000, false}};
+    for (int s = 0; s < 3; s++) {
+        Buffer large = ops_random(LARGE, DTYPE_F32, 8, 0, scales[s]);
+        for (int64_t i = 99990; i < 100000; i++) ops_set(large, i, NAN);
+        long double sum = 0;
+        for (int64_t i = 0; i < LARGE; i++) sum += i >= 99990 && i < 100000 ? 0 : (long double)ops_at(large, i) * ops_at(large, i);
+        state = (StepState){0};
+        cpu_grad_squares(NULL, &state, large, two, 2);
+        ops_worse(&worst, fabs((double)(state.grad_squares / sum - 1)));
+        free(large.data);
+    }
     printf("grad_squares\n");
     check_error(worst, 1e-14, "sum of squares, padding is NaN");
     arenas_free(&a);

@@ -58,8 +58,21 @@ static void fill_tensor(const CheckpointTensor *t, int64_t step) {
 }
 
 static ModelConfig small_config(void) {
-    return (ModelConfig){.layers = 1, .channels = 4, .heads = 2, .kv_heads = 2, .head_size = 2, .ffn = 6, .vocab = 5, .max_seq = 3, .norm = NORM_LAYERNORM,
-                         .position = POSITION_LEARNED, .activation = ACTIVATION_GELU, .bias = BIAS_ON, .tied = true, .norm_eps = 1e-5, .rope_theta = 1e4};
+    return (ModelConfig){.layers = 1,
+                         .channels = 4,
+                         .heads = 2,
+                         .kv_heads = 2,
+                         .head_size = 2,
+                         .ffn = 6,
+                         .vocab = 5,
+                         .max_seq = 3,
+                         .norm = NORM_LAYERNORM,
+                         .position = POSITION_LEARNED,
+                         .activation = ACTIVATION_GELU,
+                         .bias = BIAS_ON,
+                         .tied = true,
+                         .norm_eps = 1e-5,
+                         .rope_theta = 1e4};
 }
 
 static void add_tensor(Run *run, const char *prefix, const Tensor *t, Dtype dtype) {
@@ -83,8 +96,15 @@ static Run make_run(const ModelConfig *config, Dtype dtype, int64_t step) {
     Error error = {0};
     char *arguments[] = {"train_gpt", "--lr", "0.001", "--seq", "64", "--prompt", "caf\xe9"};
     if (!options_parse(&options, 7, arguments, &error)) die_error(&error);
-    run.state = (CheckpointState){.step = step, .tokens = step * 4096, .optimizer_steps = step - 1, .seed = 9007199254740992, .epoch = 2,
-                                  .position = 5000000001, .model = checkpoint_model_json(config), .flags = checkpoint_flags_json(&options)};
+    run.state = (CheckpointState){.step = step,
+                                  .tokens = step * 4096,
+                                  .optimizer_steps = step - 1,
+                                  .seed = 9007199254740992,
+                                  .epoch = 2,
+                                  .position = 5000000001,
+                                  .row = 7,
+                                  .model = checkpoint_model_json(config),
+                                  .flags = checkpoint_flags_json(&options)};
     options_free(&options);
     return run;
 }
@@ -152,7 +172,7 @@ static void test_round_trip(void) {
         set_step(&run, 7);
         Error error = {0};
         char out[PATH_MAX];
-    strcpy(out, temporary(bf16 ? "bf16" : "fp32"));
+        strcpy(out, temporary(bf16 ? "bf16" : "fp32"));
         int lock = -1;
         bool saved = checkpoint_lock(out, &lock, &error) && checkpoint_save(out, &run.state, run.tensors, run.count, 2, &error);
         check(saved, "%s: save %d tensors %s", bf16 ? "bf16" : "fp32", run.count, error.text);
@@ -164,9 +184,9 @@ static void test_round_trip(void) {
             return;
         }
         const CheckpointState *s = &checkpoint.manifest.state, *w = &run.state;
-        check(s->step == 7 && s->tokens == w->tokens && s->optimizer_steps == 6 && s->seed == w->seed && s->epoch == 2 && s->position == w->position &&
-                  s->data_file_count == 2 && strcmp(s->data_files[0].path, "data/a.bin") == 0 && s->data_files[0].tokens == 3000000000 &&
-                  strcmp(s->data_files[1].path, "data/caf?.bin") == 0,
+        check(s->step == 7 && s->tokens == w->tokens && s->optimizer_steps == 6 && s->seed == w->seed && s->epoch == 2 &&
+                  s->position == w->position && s->row == w->row && s->data_file_count == 2 && strcmp(s->data_files[0].path, "data/a.bin") == 0 &&
+                  s->data_files[0].tokens == 3000000000 && strcmp(s->data_files[1].path, "data/caf?.bin") == 0,
               "state comes back (a byte that is not UTF-8 in a path: '%s')", s->data_files[1].path);
         check(json_equal(s->model, w->model) && json_equal(s->flags, w->flags), "model and flags come back");
         Error other = {0};
@@ -196,16 +216,16 @@ static void test_refused(void) {
     }
     const json_t *model = checkpoint.manifest.state.model;
     int wrong = 0, count = 0;
-#define OTHER(field, value, message)                                                                                                       \
-    do {                                                                                                                                   \
-        ModelConfig other = config;                                                                                                        \
-        Error told = {0};                                                                                                                  \
-        other.field = value;                                                                                                               \
-        count++;                                                                                                                           \
-        if (checkpoint_model_check("C", model, &other, &told) || told.code != CODE_USAGE || strstr(told.text, message) == NULL) {           \
-            printf("     %s: %s\n", #field, told.text);                                                                                    \
-            wrong++;                                                                                                                       \
-        }                                                                                                                                  \
+#define OTHER(field, value, message)                                                                                                               \
+    do {                                                                                                                                           \
+        ModelConfig other = config;                                                                                                                \
+        Error told = {0};                                                                                                                          \
+        other.field = value;                                                                                                                       \
+        count++;                                                                                                                                   \
+        if (checkpoint_model_check("C", model, &other, &told) || told.code != CODE_USAGE || strstr(told.text, message) == NULL) {                  \
+            printf("     %s: %s\n", #field, told.text);                                                                                            \
+            wrong++;                                                                                                                               \
+        }                                                                                                                                          \
     } while (0)
     OTHER(layers, 2, "model.layers: got 1 in the checkpoint, wanted 2 by the flags (--layers");
     OTHER(channels, 8, "model.channels: got 4 in the checkpoint, wanted 8");
@@ -240,7 +260,8 @@ static void test_refused(void) {
     options_free(&options);
     const CheckpointDataFile moved[] = {{"elsewhere/a.bin", 3000000000}, {"b.bin", 17}}, grown[] = {{"a.bin", 3000000000}, {"b.bin", 18}};
     Error fewer = {0}, longer = {0};
-    check(checkpoint_data_check("C", &checkpoint.manifest.state, moved, 2, &error) && !checkpoint_data_check("C", &checkpoint.manifest.state, moved, 1, &fewer) &&
+    check(checkpoint_data_check("C", &checkpoint.manifest.state, moved, 2, &error) &&
+              !checkpoint_data_check("C", &checkpoint.manifest.state, moved, 1, &fewer) &&
               !checkpoint_data_check("C", &checkpoint.manifest.state, grown, 2, &longer) && strstr(longer.text, "b.bin: got 18 tokens") != NULL,
           "data: files may move, not change: %s", longer.text);
 
@@ -288,8 +309,10 @@ static void put_sharded(const char *directory, int rank, int64_t rows, int64_t c
         float *data = base_new((size_t)(s->to - s->from), 4);
         for (int64_t e = s->from; e < s->to; e++) {
             const float value = (float)((s->begin[0] + e / width) * columns + s->begin[1] + e % width);
-            if (dtype == DTYPE_BF16) ((uint16_t *)data)[e - s->from] = bf16_from_f32(value);
-            else data[e - s->from] = value;
+            if (dtype == DTYPE_BF16)
+                ((uint16_t *)data)[e - s->from] = bf16_from_f32(value);
+            else
+                data[e - s->from] = value;
         }
         snprintf(names[i], 40, "rank_%05d.safetensors", i);
         files[i].name = names[i];
@@ -392,7 +415,8 @@ static void test_sharded(void) {
 
     // More elements than one chunk of the reader, in two halves of the columns.
     const int64_t rows = 3001, columns = 1003;
-    const ManifestSlice halves[] = {{.begin = {0, 0}, .end = {rows, 500}, .to = rows * 500}, {.begin = {0, 500}, .end = {rows, columns}, .to = rows * 503}};
+    const ManifestSlice halves[] = {{.begin = {0, 0}, .end = {rows, 500}, .to = rows * 500},
+                                    {.begin = {0, 500}, .end = {rows, columns}, .to = rows * 503}};
     put_sharded(directory, 2, rows, columns, DTYPE_F32, halves, 2, &run);
     float *data = base_new((size_t)(rows * columns), 4);
     const CheckpointTensor wanted = {"w", DTYPE_F32, 2, {rows, columns}, data};
@@ -401,7 +425,8 @@ static void test_sharded(void) {
     bool read = checkpoint_open(directory, &checkpoint, &error) && checkpoint_read(&checkpoint, &wanted, 1, false, &error);
     wrong = 0;
     for (int64_t i = 0; i < rows * columns; i++) wrong += !(data[i] == (float)i);
-    check(read && wrong == 0, "two halves of the columns, %lld elements: %lld wrong (bound 0) %s", (long long)(rows * columns), (long long)wrong, error.text);
+    check(read && wrong == 0, "two halves of the columns, %lld elements: %lld wrong (bound 0) %s", (long long)(rows * columns), (long long)wrong,
+          error.text);
     if (read) checkpoint_close(&checkpoint);
     free(data);
     free_run(&run);
@@ -500,7 +525,8 @@ static void test_hostile(void) {
     Error error = {0};
     bool good = manifest_parse("M", text, strlen(text), &parsed, &error);
     char *again = good ? manifest_text(&parsed) : NULL;
-    check(again != NULL && strcmp(again, text) == 0 && manifest_check_seal("M", text, strlen(text), &error), "text -> structures -> the same text %s", error.text);
+    check(again != NULL && strcmp(again, text) == 0 && manifest_check_seal("M", text, strlen(text), &error),
+          "text -> structures -> the same text %s", error.text);
     free(again);
     if (good) manifest_free(&parsed);
     free(text);
@@ -542,8 +568,8 @@ static void test_damage(void) {
             unnamed += told.code != CODE_INPUT || strstr(told.text, names[f]) == NULL;
             if (pwrite(fd, &good[i], 1, (off_t)i) != 1) die(CODE_IO, "pwrite");
         }
-        check(accepted == 0 && unnamed == 0, "%s: a bit flipped in each of its %zu bytes: %lld accepted, %lld without its name (bound 0)", names[f], bytes,
-              (long long)accepted, (long long)unnamed);
+        check(accepted == 0 && unnamed == 0, "%s: a bit flipped in each of its %zu bytes: %lld accepted, %lld without its name (bound 0)", names[f],
+              bytes, (long long)accepted, (long long)unnamed);
         accepted = 0;
         for (size_t length = bytes; length-- > 0;) {
             Checkpoint checkpoint;
@@ -583,10 +609,12 @@ static void test_directory(void) {
     int64_t count = -1;
     Checkpoint checkpoint;
     bool found = true;
-    check(checkpoint_find(out, &checkpoint, &found, NULL, &error) && !found && checkpoint_count(out, &count, &error) && count == 0, "no OUT: nothing found");
+    check(checkpoint_find(out, &checkpoint, &found, NULL, &error) && !found && checkpoint_count(out, &count, &error) && count == 0,
+          "no OUT: nothing found");
     int lock = -1, second = -1;
     Error busy = {0};
-    check(checkpoint_lock(out, &lock, &error) && !checkpoint_lock(out, &second, &busy) && busy.code == CODE_IO && second == -1, "lock: %s", busy.text);
+    check(checkpoint_lock(out, &lock, &error) && !checkpoint_lock(out, &second, &busy) && busy.code == CODE_IO && second == -1, "lock: %s",
+          busy.text);
     close(lock);
     check(checkpoint_lock(out, &lock, &error), "lock taken again after it was released %s", error.text);
     bool good = true;
@@ -631,7 +659,8 @@ static void test_directory(void) {
     shell("rm '%s/step_00000045/%s'", out, CHECKPOINT_DATA);
     Error none = {0};
     step = found_step(out, &run, NULL, 0, &none);
-    check(step == -1 && none.code == CODE_INPUT && strstr(none.text, "none of its 2 checkpoints is good; the newest: "), "only bad ones: %s", none.text);
+    check(step == -1 && none.code == CODE_INPUT && strstr(none.text, "none of its 2 checkpoints is good; the newest: "), "only bad ones: %s",
+          none.text);
     close(lock);
     Error file = {0};
     put_file(temporary("file"), "x", 1);
@@ -654,8 +683,7 @@ static int child_save(const char *out, const char *step) {
 }
 
 // Runs the child under the shim; its exit code, and what it said in text.
-static int run_child(const char *out, const char *step, const char *call, int at, const char *how, bool all, bool no_exchange,
-                     char text[2048]) {
+static int run_child(const char *out, const char *step, const char *call, int at, const char *how, bool all, bool no_exchange, char text[2048]) {
     char self[PATH_MAX], shim[PATH_MAX + 16], number[16];
     ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
     if (length < 0) die(CODE_IO, "readlink");
@@ -698,10 +726,23 @@ static void test_failing_calls(void) {
         bool all, harmless;
         enum { NEW, EXCHANGED, RENAMED } place; // a new step, or one that is there and is replaced, with or without exchange of names
     } kinds[] = {
-        {"write", ENOSPC, true, false, NEW}, {"write", EIO, false, false, NEW},  {"write", 0, true, true, NEW},        {"write", EINTR, false, true, NEW},
-        {"fsync", EIO, false, false, NEW},   {"fsync", EINTR, false, true, NEW}, {"rename", ENOSPC, false, false, NEW}, {"open", EMFILE, false, false, NEW},
-        {"close", EIO, false, false, NEW},   {"mkdir", ENOSPC, false, false, NEW}, {"unlink", EIO, true, false, NEW},   {"rmdir", EIO, true, false, NEW},
-        {"statvfs", 0, true, false, NEW},    {"statvfs", EIO, true, false, NEW}, {"renameat2", EIO, false, false, EXCHANGED}, {"renameat2", EINVAL, false, true, EXCHANGED}, {"rename", EIO, false, false, RENAMED},
+        {"write", ENOSPC, true, false, NEW},
+        {"write", EIO, false, false, NEW},
+        {"write", 0, true, true, NEW},
+        {"write", EINTR, false, true, NEW},
+        {"fsync", EIO, false, false, NEW},
+        {"fsync", EINTR, false, true, NEW},
+        {"rename", ENOSPC, false, false, NEW},
+        {"open", EMFILE, false, false, NEW},
+        {"close", EIO, false, false, NEW},
+        {"mkdir", ENOSPC, false, false, NEW},
+        {"unlink", EIO, true, false, NEW},
+        {"rmdir", EIO, true, false, NEW},
+        {"statvfs", 0, true, false, NEW},
+        {"statvfs", EIO, true, false, NEW},
+        {"renameat2", EIO, false, false, EXCHANGED},
+        {"renameat2", EINVAL, false, true, EXCHANGED},
+        {"rename", EIO, false, false, RENAMED},
     };
     const ModelConfig config = small_config();
     Run run = make_run(&config, DTYPE_F32, 1);
@@ -742,8 +783,9 @@ static void test_failing_calls(void) {
                 lost++;
             }
         }
-        check(faults > 0 && silent == 0 && lost == 0 && unnamed == 0, "%s, %s%s, at each of its %d calls: %d not told, %d without path and reason, %d lost",
-              kinds[k].call, kinds[k].error ? strerror(kinds[k].error) : "short or no space", kinds[k].all ? " from then on" : "", faults, silent, unnamed, lost);
+        check(faults > 0 && silent == 0 && lost == 0 && unnamed == 0,
+              "%s, %s%s, at each of its %d calls: %d not told, %d without path and reason, %d lost", kinds[k].call,
+              kinds[k].error ? strerror(kinds[k].error) : "short or no space", kinds[k].all ? " from then on" : "", faults, silent, unnamed, lost);
     }
     free_run(&run);
 }
@@ -797,7 +839,8 @@ static void test_kills(void) {
         }
         step = max_i64(found, told);
     }
-    check(lost == 0 && step > 1, "%d kills in a loop of saves (seed %llu): %lld steps, %lld kills left something behind, %lld lost a checkpoint (bound 0)", KILLS,
+    check(lost == 0 && step > 1,
+          "%d kills in a loop of saves (seed %llu): %lld steps, %lld kills left something behind, %lld lost a checkpoint (bound 0)", KILLS,
           (unsigned long long)seed, (long long)step, (long long)leftovers, (long long)lost);
     free_run(&run);
 }

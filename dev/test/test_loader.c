@@ -353,7 +353,9 @@ static void test_close(const TokenSet *set) {
     take_rows(step, before);
     pthread_mutex_lock(&loader->lock);
     while (loader->produced < 2) pthread_cond_wait(&loader->changed, &loader->lock);
+    const LoaderPosition ahead = loader->at;
     pthread_mutex_unlock(&loader->lock);
+    check(loader_position(loader).position == 4 && ahead.position == 8, "the position to save is that of the step in use, not of the prepared one");
     take_rows(step, after);
     check(memcmp(before, after, sizeof before) == 0, "the step in use stays while the next is prepared");
     const int64_t planned = loader_bytes(&config);

@@ -39,7 +39,8 @@ static void test_fixture(int index) {
             const Tensor *t = &gpt.model.tensors[i];
             double *wanted = reference_tensor(&f, "grad/", t->name, t->elements);
             worst_add(&gradient,
-                      reference_error(gpt.grad + gpt.offset[i], wanted, t->elements, reference_floor(norms[0], t->elements, gpt.elements)),
+                      reference_error(gpt.grad + gpt.offset[i], wanted, t->elements,
+                                      reference_floor(norms[0], reference_norm(wanted, t->elements), t->elements, gpt.elements)),
                       t->name);
             free(wanted);
         }
@@ -104,7 +105,8 @@ static void test_differences(void) {
                 }
                 memcpy(param, saved, (size_t)t->elements * sizeof *saved);
                 const double quotient = (loss[1] - loss[0]) / (2 * h);
-                const double scale = fmax(reference_norm(grad, t->elements), reference_floor(global, t->elements, gpt.elements));
+                const double size = reference_norm(grad, t->elements);
+                const double scale = fmax(size, reference_floor(global, size, t->elements, gpt.elements));
                 const double error = fabs(quotient - slope) * sqrt((double)t->elements) / scale;
                 char name[80], layout[140];
                 reference_describe(&config, layout, sizeof layout);

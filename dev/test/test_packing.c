@@ -214,8 +214,28 @@ static void test_fit_order(const TempDir *dir) {
     tokens_close(&set);
 }
 
+// Pieces that fill rows exactly leave no padding.
+static void test_fit_exact(const TempDir *dir) {
+    enum { COUNT = 512, T = 64 };
+    int64_t lengths[COUNT], total;
+    for (int64_t d = 0; d < COUNT; d++) lengths[d] = 1 + (d % 3 == 0 ? 40 : d % 3 == 1 ? 24 : 32); // 40 + 24 or 32 + 32
+    TokenSet set = write_documents(dir, lengths, COUNT - COUNT % 6, &total);
+    Pieces pieces;
+    Error error = {0};
+    check(pieces_create(&pieces, &set, T, 0, "--train", &error), "pieces");
+    const Sampler sampler = sampler_create(11, pieces.count, true);
+    static FitBuffer fit;
+    fit.rows = 0;
+    fit_load(&fit, &pieces, &sampler, T, 0, 0);
+    check(fit.rows == (COUNT - COUNT % 6) / 2, "rows: got %d, wanted %d", fit.rows, (COUNT - COUNT % 6) / 2);
+    printf("fit exact: %d rows of two pieces each, no padding\n", fit.rows);
+    pieces_free(&pieces);
+    tokens_close(&set);
+}
+
 int main(void) {
     TempDir dir = temp_create();
+    test_fit_exact(&dir);
     test_windows(&dir);
     test_isolation(&dir);
     test_fit(&dir);

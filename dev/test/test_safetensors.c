@@ -51,7 +51,7 @@ static void test_round_trip(void) {
         if (i < TYPES && safetensors_types[i].bits % 8 != 0 && entries[i].rank == 0) entries[i].rank = 1; // a scalar of 4 bits fills no byte
     }
     entries[TYPES] = (SafetensorsEntry){"empty", "F32", 2, {0, 7}, NULL};
-    entries[TYPES + 1] = (SafetensorsEntry){"one odd byte", "U8", 1, {1}, NULL}; // what follows is not aligned
+    entries[TYPES + 1] = (SafetensorsEntry){"one odd byte", "U8", 1, {1}, NULL};                 // what follows is not aligned
     entries[TYPES + 2] = (SafetensorsEntry){"big \xc3\xa9\"\\\n", "F32", 2, {3000, 1111}, NULL}; // over one chunk of the writer
     entries[TYPES + 3] = (SafetensorsEntry){"exactly one chunk", "U8", 1, {FILES_CHUNK_BYTES}, NULL};
     entries[TYPES + 4] = (SafetensorsEntry){"empty at the end", "BF16", 1, {0}, NULL};
@@ -67,7 +67,8 @@ static void test_round_trip(void) {
     int64_t bytes = 0, disk_bytes = 0;
     json_t *metadata = json_pack("{s:s}", "format", "pt");
     const char *path = temporary("round.safetensors");
-    check(safetensors_write_file(path, entries, COUNT, metadata, &bytes, hash, &error), "write %d tensors of all dtypes, ranks 0 to 8: %s", COUNT, error.text);
+    check(safetensors_write_file(path, entries, COUNT, metadata, &bytes, hash, &error), "write %d tensors of all dtypes, ranks 0 to 8: %s", COUNT,
+          error.text);
     json_decref(metadata);
     int fd = -1;
     if (file_open(path, &fd, &disk_bytes, &error)) file_hash(fd, disk_bytes, path, again, &error);
@@ -105,7 +106,8 @@ static void test_round_trip(void) {
     }
     check(missing == 0 && wrong == 0, "read back: %zu tensors lost, %zu bytes wrong (bound 0)", missing, wrong);
     check(aligned, "data starts at a multiple of 8");
-    check(opened && safetensors_find(&file.index, "tensor") == NULL && safetensors_find(&file.index, "__metadata__") == NULL, "unknown names are not found");
+    check(opened && safetensors_find(&file.index, "tensor") == NULL && safetensors_find(&file.index, "__metadata__") == NULL,
+          "unknown names are not found");
     check(opened && strcmp(json_string_value(json_object_get(file.index.metadata, "format")), "pt") == 0, "metadata");
     if (opened) safetensors_close(&file);
     for (int i = 0; i < COUNT; i++) free((void *)entries[i].data);
@@ -124,10 +126,12 @@ static void test_published(void) {
         int rank;
         int64_t elements;
     } wanted[] = {
-        {"f32", "F32", 2, 12},  {"f64", "F64", 1, 3}, {"bf16", "BF16", 1, 5}, {"f16", "F16", 1, 4}, {"i64", "I64", 1, 4},   {"i32", "I32", 3, 6},
-        {"i16", "I16", 1, 3},   {"i8", "I8", 1, 3},   {"u8", "U8", 1, 7},     {"u16", "U16", 1, 3}, {"u32", "U32", 1, 3},   {"u64", "U64", 1, 3},
-        {"bool", "BOOL", 1, 3}, {"f8", "F8_E4M3", 1, 3}, {"f8b", "F8_E5M2", 1, 3}, {"empty", "F32", 2, 0}, {"scalar", "F32", 0, 1},
-        {"spa\xc3\x9f \"quoted\"", "F32", 1, 2},
+        {"f32", "F32", 2, 12},  {"f64", "F64", 1, 3},    {"bf16", "BF16", 1, 5},
+        {"f16", "F16", 1, 4},   {"i64", "I64", 1, 4},    {"i32", "I32", 3, 6},
+        {"i16", "I16", 1, 3},   {"i8", "I8", 1, 3},      {"u8", "U8", 1, 7},
+        {"u16", "U16", 1, 3},   {"u32", "U32", 1, 3},    {"u64", "U64", 1, 3},
+        {"bool", "BOOL", 1, 3}, {"f8", "F8_E4M3", 1, 3}, {"f8b", "F8_E5M2", 1, 3},
+        {"empty", "F32", 2, 0}, {"scalar", "F32", 0, 1}, {"spa\xc3\x9f \"quoted\"", "F32", 1, 2},
     };
     size_t good = 0, count = sizeof wanted / sizeof wanted[0];
     for (size_t i = 0; i < count; i++) {
@@ -188,16 +192,20 @@ static void test_headers(void) {
         {"{\"a\":{\"dtype\":\"U8\",\"shape\":[\"3\"],\"data_offsets\":[0,3]}}", 3, "shape[0]"},
         {"{\"a\":{\"dtype\":\"U8\",\"shape\":[99999999999999999999],\"data_offsets\":[0,3]}}", 3, "header at byte"},
         {"{\"a\":{\"dtype\":\"U8\",\"shape\":[4294967296,4294967296],\"data_offsets\":[0,0]}}", 0, "another size"}, // product 2^64
-        {"{\"a\":{\"dtype\":\"F64\",\"shape\":[2305843009213693952],\"data_offsets\":[0,0]}}", 0, "another size"},   // bytes 2^64
-        {"{\"a\":{\"dtype\":\"F4\",\"shape\":[3],\"data_offsets\":[0,1]}}", 1, "another size"},                      // 12 bits
+        {"{\"a\":{\"dtype\":\"F64\",\"shape\":[2305843009213693952],\"data_offsets\":[0,0]}}", 0, "another size"},  // bytes 2^64
+        {"{\"a\":{\"dtype\":\"F4\",\"shape\":[3],\"data_offsets\":[0,1]}}", 1, "another size"},                     // 12 bits
         {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1,1,1,1,1,1,1,1,1],\"data_offsets\":[0,1]}}", 1, "longer lists"},
         {"{\"a\":{\"dtype\":\"U8\",\"shape\":[[3]],\"data_offsets\":[0,3]}}", 3, "nests deeper"},
         {"{\"a\":{\"b\":{\"c\":{}}}}", 0, "nests deeper"},
-        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]},\"b\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[1,3]}}", 3, "overlap"},
-        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]},\"b\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]}}", 2, "overlap"},
-        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]},\"b\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[2,3]}}", 3, "a hole"},
+        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]},\"b\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[1,3]}}", 3,
+         "overlap"},
+        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]},\"b\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]}}", 2,
+         "overlap"},
+        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]},\"b\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[2,3]}}", 3,
+         "a hole"},
         {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[1,2]}}", 2, "a hole"},
-        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]},\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[1,2]}}", 2, "duplicate"},
+        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]},\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[1,2]}}", 2,
+         "duplicate"},
         {"{\"a\":{\"dtype\":\"U8\",\"dtype\":\"I8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1, "duplicate"},
         {"{\"__metadata__\":[]}", 0, "__metadata__"},
         {"{\"__metadata__\":{\"a\":1}}", 0, "__metadata__.a"},
@@ -212,7 +220,9 @@ static void test_headers(void) {
         Error error = {0};
         bool good = safetensors_parse("F", file, bytes, (int64_t)bytes, &index, &error);
         bool right = cases[i].message == NULL ? good : !good && error.code == CODE_INPUT && strstr(error.text, cases[i].message) != NULL;
-        if (!right) printf("     header %s: %s, wanted %s\n", cases[i].header, good ? "accepted" : error.text, cases[i].message ? cases[i].message : "acceptance");
+        if (!right)
+            printf("     header %s: %s, wanted %s\n", cases[i].header, good ? "accepted" : error.text,
+                   cases[i].message ? cases[i].message : "acceptance");
         wrong += !right;
         if (good) safetensors_index_free(&index);
         free(file);
@@ -243,11 +253,13 @@ static void test_headers(void) {
 
 static void test_damage(void) {
     const float data[6] = {1, 2, 3, 4, 5, 6};
-    const SafetensorsEntry entries[] = {{"a", "F32", 2, {2, 2}, data}, {"b", "BF16", 1, {3}, data}, {"e", "U8", 1, {0}, data}, {"c", "U8", 1, {5}, data}};
+    const SafetensorsEntry entries[] = {
+        {"a", "F32", 2, {2, 2}, data}, {"b", "BF16", 1, {3}, data}, {"e", "U8", 1, {0}, data}, {"c", "U8", 1, {5}, data}};
     Error error = {0};
     const char *path = temporary("small.safetensors"), *cut = temporary("cut.safetensors");
     size_t bytes = 0, kept_bytes = 0;
-    check(safetensors_write_simple(path, entries, 4, &error) && access(temporary("small.safetensors.tmp"), F_OK) != 0, "write_simple leaves only the file");
+    check(safetensors_write_simple(path, entries, 4, &error) && access(temporary("small.safetensors.tmp"), F_OK) != 0,
+          "write_simple leaves only the file");
     char *file = file_read_whole(path, 1 << 20, &bytes, &error);
     if (file == NULL) die_error(&error);
     int opened = 0;
@@ -272,13 +284,15 @@ static void test_damage(void) {
         if (safetensors_parse("F", file, bytes, (int64_t)bytes, &index, &reason)) {
             accepted++;
             for (size_t t = 0; t < index.count; t++) {
-                outside += index.tensors[t].offset < 8 || index.tensors[t].bytes < 0 || index.tensors[t].offset + index.tensors[t].bytes > (int64_t)bytes;
+                outside +=
+                    index.tensors[t].offset < 8 || index.tensors[t].bytes < 0 || index.tensors[t].offset + index.tensors[t].bytes > (int64_t)bytes;
             }
             safetensors_index_free(&index);
         }
         file[i / 8] ^= (char)(1 << i % 8);
     }
-    check(outside == 0 && accepted > 0, "%zu flipped bits: %d give another legal file, %d tensors outside the file (bound 0)", bytes * 8, accepted, outside);
+    check(outside == 0 && accepted > 0, "%zu flipped bits: %d give another legal file, %d tensors outside the file (bound 0)", bytes * 8, accepted,
+          outside);
 
     Error blocked = {0};
     bool replaced = mkdir(temporary("small.safetensors.tmp"), 0700) != 0 || safetensors_write_simple(path, entries, 2, &blocked);
@@ -304,7 +318,8 @@ static void test_damage(void) {
     check(begun && !any && more.code == CODE_IO && less.code == CODE_IO, "more or less data than announced: refused");
     Error where = {0};
     any = safetensors_write_simple(temporary("no/such/file"), entries, 1, &where);
-    check(!any && where.code == CODE_IO && strstr(where.text, "No such file") && strstr(where.text, "no/such/file"), "no directory: %s", where.text);
+    check(!any && where.code == CODE_IO && strstr(where.text, "No such file") && strstr(where.text, "no/such/file"), "no directory: %s",
+          where.text);
     SafetensorsFile read;
     Error directory = {0}, absent = {0}, fifo = {0};
     any = safetensors_open(directory_, &read, &directory) || safetensors_open(temporary("absent"), &read, &absent);
@@ -336,10 +351,11 @@ static void test_big(void) {
     }
     float got = 0, got_after[2] = {0}, got_low = 0;
     const SafetensorsTensor *big = safetensors_find(&file.index, "big");
-    bool read = safetensors_read(&file, big, 4999999996, 4, &got, &error) && safetensors_read(&file, big, 4999999996 - ((int64_t)1 << 32), 4, &got_low, &error) &&
+    bool read = safetensors_read(&file, big, 4999999996, 4, &got, &error) &&
+                safetensors_read(&file, big, 4999999996 - ((int64_t)1 << 32), 4, &got_low, &error) &&
                 safetensors_read(&file, safetensors_find(&file.index, "after"), 0, 8, got_after, &error);
-    check(read && got == last && got_low == low && got_after[0] == after[0] && got_after[1] == after[1], "its last bytes and what follows are exact: %g %g %g",
-          got, got_after[0], got_after[1]);
+    check(read && got == last && got_low == low && got_after[0] == after[0] && got_after[1] == after[1],
+          "its last bytes and what follows are exact: %g %g %g", got, got_after[0], got_after[1]);
     safetensors_close(&file);
 }
 

@@ -21,7 +21,7 @@ static inline void cpu_step_decide(Device *device, StepState *state, double clip
 // The factors of one update, as floats: p -= lr*wd*p; m, v moments of clip*g; p -= lr * (m/bc1) / (sqrt(v/bc2) + eps).
 typedef struct {
     float clip, beta1, beta2, one_minus_beta1, one_minus_beta2;
-    float keep;      // 1 - lr * weight_decay
+    float decay;     // lr * weight_decay
     float step_size; // lr / bc1
     float root;      // 1 / sqrt(bc2)
     float eps;
@@ -35,7 +35,7 @@ static inline CpuAdamW_ cpu_adamw_factors_(const StepState *state, AdamW config)
         .beta2 = (float)config.beta2,
         .one_minus_beta1 = (float)(1.0 - config.beta1),
         .one_minus_beta2 = (float)(1.0 - config.beta2),
-        .keep = (float)(1.0 - state->lr * config.weight_decay),
+        .decay = (float)(state->lr * config.weight_decay),
         .step_size = (float)(state->lr / (1.0 - pow(config.beta1, steps))),
         .root = (float)(1.0 / sqrt(1.0 - pow(config.beta2, steps))),
         .eps = (float)config.eps,
@@ -43,7 +43,7 @@ static inline CpuAdamW_ cpu_adamw_factors_(const StepState *state, AdamW config)
 }
 
 // One run of a segment: w, m, v (count) are updated from g.
-static inline void cpu_adamw_run_(float *restrict w, float *restrict m, float *restrict v, const float *restrict g, int64_t count, float keep,
+static inline void cpu_adamw_run_(float *restrict w, float *restrict m, float *restrict v, const float *restrict g, int64_t count, float decay,
                                   CpuAdamW_ f) {
 #pragma omp simd
     for (int64_t i = 0; i < count; i++) {
@@ -52,7 +52,7 @@ static inline void cpu_adamw_run_(float *restrict w, float *restrict m, float *r
         const float square = f.beta2 * v[i] + f.one_minus_beta2 * gradient * gradient;
         m[i] = mean;
         v[i] = square;
-        w[i] = keep * w[i] - f.step_size * mean / (sqrtf(square) * f.root + f.eps);
+        w[i] -= decay * w[i] + f.step_size * mean / (sqrtf(square) * f.root + f.eps); // 1 - decay would round most of decay away
     }
 }
 
@@ -75,7 +75,7 @@ static inline void cpu_adamw(Device *device, const StepState *state, Buffer para
         while (cpu_segments_next(&walk, CPU_BLOCK, &run)) {
             float *w = (float *)weights.data + run.begin;
             cpu_adamw_run_(w, (float *)m.data + run.begin, (float *)v.data + run.begin, (const float *)grad.data + run.begin, run.count,
-                           run.decay ? factors.keep : 1.0f, factors);
+                           run.decay ? factors.decay : 0.0f, factors);
             if (master.data != NULL) cpu_block_store(param, run.begin, run.count, w);
         }
     }

@@ -6,10 +6,25 @@
 
 #include "llmc/cpu/block.h" // cpu_block_in, CPU_SCRATCH
 #include "llmc/cpu/math.h"  // cpu_exp
-#include <math.h>           // log
+#include <math.h>           // log, INFINITY
 
 // exp(x - offset) stays below e^40 and a sum of it over any vocabulary below 1e38: room before the offset must move.
 #define CPU_CLASSIFIER_ROOM_ 40.0f
+
+// The largest of n > 0 numbers that are not NaN.
+static inline float cpu_classifier_highest_(const float *x, int64_t n) {
+    float lane[CPU_LANES];
+    const int64_t whole = n / CPU_LANES * CPU_LANES;
+    for (int k = 0; k < CPU_LANES; k++) lane[k] = -INFINITY;
+    for (int64_t i = 0; i < whole; i += CPU_LANES) {
+#pragma omp simd
+        for (int k = 0; k < CPU_LANES; k++) lane[k] = x[i + k] > lane[k] ? x[i + k] : lane[k];
+    }
+    for (int64_t i = whole; i < n; i++) lane[i - whole] = x[i] > lane[i - whole] ? x[i] : lane[i - whole];
+    float highest = lane[0];
+    for (int k = 1; k < CPU_LANES; k++) highest = lane[k] > highest ? lane[k] : highest;
+    return highest;
+}
 
 // One row of logits, starting at element `row`. Returns the sum of exp(x - *offset); *offset is within CPU_CLASSIFIER_ROOM_ of
 // the maximum. Where `store` is not NULL, exp(x - *offset) is left there (it may be the logits themselves).
@@ -20,9 +35,7 @@ static inline double cpu_classifier_exponentials_(Buffer logits, int64_t row, in
     for (int64_t v = 0; v < V; v += CPU_BLOCK) {
         const int64_t width = min_i64(CPU_BLOCK, V - v);
         const float *x = cpu_block_in(logits, row + v, width, scratch);
-        float highest = x[0];
-#pragma omp simd reduction(max : highest)
-        for (int64_t i = 0; i < width; i++) highest = x[i] > highest ? x[i] : highest;
+        const float highest = cpu_classifier_highest_(x, width);
         if (v == 0) shift = highest;
         if (highest - shift > CPU_CLASSIFIER_ROOM_) { // rare: what lies behind is rescaled
             const float factor = cpu_exp(shift - highest);

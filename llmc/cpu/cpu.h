@@ -1,0 +1,59 @@
+// cpu.h: the CPU device: gathers the families of ops into the device table. C11, OpenMP and one BLAS.
+#ifndef LLMC_CPU_CPU_H
+#define LLMC_CPU_CPU_H
+
+#include "llmc/cpu/adamw.h"       // cpu_adamw, cpu_step_decide
+#include "llmc/cpu/attention.h"   // cpu_attention_forward, cpu_attention_backward
+#include "llmc/cpu/cast.h"        // cpu_cast
+#include "llmc/cpu/classifier.h"  // cpu_cross_entropy, cpu_loss_sum
+#include "llmc/cpu/embedding.h"   // cpu_embedding_forward, cpu_embedding_backward
+#include "llmc/cpu/global_norm.h" // cpu_grad_squares
+#include "llmc/cpu/matmul.h"      // cpu_linear_*, cpu_matmul_rate
+#include "llmc/cpu/memory.h"      // cpu_alloc, cpu_copy_*
+#include "llmc/cpu/mlp.h"         // cpu_swiglu_*
+#include "llmc/cpu/norm.h"        // cpu_norm_*, cpu_dropout_backward
+#include "llmc/cpu/rope.h"        // cpu_qk_*
+#include "llmc/cpu/state.h"       // CpuState
+#include "llmc/device.h"          // Device
+
+// Fills the table; cpu_close() gives back what the libraries hold.
+static inline Device device_cpu(void) {
+    return (Device){
+        .name = "cpu",
+        .state = cpu_state_create(),
+        .alloc = cpu_alloc,
+        .release = cpu_release,
+        .copy_in = cpu_copy_in,
+        .copy_out = cpu_copy_out,
+        .zero = cpu_zero,
+        .synchronize = cpu_synchronize,
+        .matmul_rate = cpu_matmul_rate,
+        .cast = cpu_cast,
+        .embedding_forward = cpu_embedding_forward,
+        .embedding_backward = cpu_embedding_backward,
+        .norm_forward = cpu_norm_forward,
+        .norm_backward = cpu_norm_backward,
+        .dropout_backward = cpu_dropout_backward,
+        .linear_forward = cpu_linear_forward,
+        .linear_backward_input = cpu_linear_backward_input,
+        .linear_backward_weight = cpu_linear_backward_weight,
+        .swiglu_forward = cpu_swiglu_forward,
+        .swiglu_backward = cpu_swiglu_backward,
+        .qk_forward = cpu_qk_forward,
+        .qk_backward = cpu_qk_backward,
+        .attention_forward = cpu_attention_forward,
+        .attention_backward = cpu_attention_backward,
+        .cross_entropy = cpu_cross_entropy,
+        .loss_sum = cpu_loss_sum,
+        .grad_squares = cpu_grad_squares,
+        .step_decide = cpu_step_decide,
+        .adamw = cpu_adamw,
+    };
+}
+
+static inline void cpu_close(Device *device) {
+    cpu_state_destroy(device->state);
+    device->state = NULL;
+}
+
+#endif
