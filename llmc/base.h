@@ -101,7 +101,11 @@ static inline void *base_alloc_raw(size_t bytes) {
     return pointer;
 }
 
-static inline void *base_alloc(size_t bytes) { return memset(base_alloc_raw(bytes), 0, bytes); }
+static inline void *base_alloc(size_t bytes) {
+    void *pointer = base_alloc_raw(bytes);
+    memset(pointer, 0, bytes); // not `return memset(...)`: gcc 12 takes that for a dangling pointer
+    return pointer;
+}
 
 static inline void *base_new(size_t count, size_t size) {
     void *pointer = calloc(count ? count : 1, size ? size : 1);
