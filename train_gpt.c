@@ -6,6 +6,7 @@
 #include "llmc/base.h"        // Error, die, clock_ms
 #include "llmc/checkpoint.h"  // checkpoint_save, checkpoint_load
 #include "llmc/cpu/cpu.h"     // device_cpu
+#include "llmc/cpu/threads.h" // threads_wait_briefly
 #include "llmc/device.h"      // Device, Buffer
 #include "llmc/loader.h"      // Loader, StepBatch, MicroBatch
 #include "llmc/model.h"       // Model, tensor table
@@ -710,6 +711,7 @@ int main(int argc, char **argv) {
     bool found = false;
     run.lock = run.monitor.log = -1;
 
+    threads_wait_briefly(argv);
     if (!options_parse(o, argc, argv, &error)) die_error(&error);
     if (o->help) return options_help(stdout), CODE_OK;
     if (o->version) return print_version(), CODE_OK;

@@ -1,0 +1,17 @@
+// threads.h: how the OpenMP runtime waits between parallel loops.
+#ifndef LLMC_CPU_THREADS_H
+#define LLMC_CPU_THREADS_H
+
+#include <stdlib.h> // getenv, setenv
+#include <unistd.h> // execv
+
+// libgomp's threads spin for some 5 ms at the end of a loop before they sleep. On a machine that does anything else, a
+// thread that lost its core then keeps all the others spinning, loop after loop: a step was seen to take 60 times as long.
+// About 0.2 ms are enough to bridge the gaps inside a step. The runtime reads its environment before main(), so the
+// program starts itself once more; what the user has set stays.
+static inline void threads_wait_briefly(char **argv) {
+    if (getenv("OMP_WAIT_POLICY") != NULL || getenv("GOMP_SPINCOUNT") != NULL) return;
+    if (setenv("GOMP_SPINCOUNT", "10000", 0) == 0) execv("/proc/self/exe", argv); // failing changes only speed
+}
+
+#endif
