@@ -1,5 +1,6 @@
 # train_gpt: `make` builds the trainer and the tokenizer, `make help` lists the rest.
 # BLAS=dnnl|openblas|none chooses the matrix product (default: the first that is installed, in this order).
+# NO_MPI=1 leaves MPI out, also where it is installed: one rank only.
 
 CC ?= gcc
 CLANG ?= clang
@@ -35,9 +36,16 @@ ifeq ($(filter help clean,$(MAKECMDGOALS)),)
 $(error jansson.h or xxhash.h is missing: run scripts/setup.sh (Debian: apt-get install libjansson-dev libxxhash-dev))
 endif
 endif
+comma := ,
 COMMIT := $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
-DEFINES := $(BLAS_FLAGS_$(BLAS)) -DBUILD_BLAS='"$(BLAS)"' -DBUILD_COMMIT='"$(COMMIT)"' -DXXH_INLINE_ALL
-LIBS := $(BLAS_LIBS_$(BLAS)) -ljansson -lm -lpthread
+ifeq ($(filter-out 0,$(NO_MPI)),)
+MPI_FLAGS := $(shell mpicc --showme:compile 2>/dev/null || pkg-config --cflags ompi-c 2>/dev/null)
+MPI_LIBS := $(shell mpicc --showme:link 2>/dev/null || pkg-config --libs ompi-c 2>/dev/null)
+HAVE_MPI := $(call has,mpi.h,$(MPI_FLAGS) $(MPI_LIBS))
+endif
+DEFINES := $(if $(HAVE_MPI),-DUSE_MPI $(patsubst -I%,-isystem %,$(MPI_FLAGS))) $(BLAS_FLAGS_$(BLAS)) -DBUILD_BLAS='"$(BLAS)"' -DBUILD_COMMIT='"$(COMMIT)"' -DXXH_INLINE_ALL
+# as-needed: programs without ranks do not load MPI
+LIBS := $(BLAS_LIBS_$(BLAS)) -ljansson -lm -lpthread $(if $(HAVE_MPI),-Wl$(comma)--as-needed $(MPI_LIBS))
 COMPILE = $(CC) $(BASE_FLAGS) $(DEFINES) $(CFLAGS)
 SANITIZE := -O1 -g $(TUNE) -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 
@@ -49,7 +57,7 @@ BENCHES := $(patsubst dev/bench/%.c,$(BUILD)/%,$(wildcard dev/bench/bench_*.c))
 all: banner train_gpt tokenize
 
 help:
-	@echo "make              ./train_gpt and ./tokenize (BLAS=dnnl|openblas|none, ARCH=native)"
+	@echo "make              ./train_gpt and ./tokenize (BLAS=dnnl|openblas|none, NO_MPI=1, ARCH=native)"
 	@echo "make test_gpt     the trainer against recorded results; make test_gpt_asan"
 	@echo "make unit         build/test_*; make unit-asan: under AddressSanitizer and UndefinedBehaviorSanitizer"
 	@echo "make fuzzers      build/fuzz_* (clang)"
@@ -60,7 +68,7 @@ help:
 	@echo "scripts/test.sh   everything"
 
 banner:
-	@echo "matrix products: BLAS=$(BLAS) (oneDNN $(or $(HAVE_DNNL),no), OpenBLAS $(or $(HAVE_OPENBLAS),no)); jansson yes, xxHash yes"
+	@echo "matrix products: BLAS=$(BLAS) (oneDNN $(or $(HAVE_DNNL),no), OpenBLAS $(or $(HAVE_OPENBLAS),no)); jansson yes, xxHash yes; MPI $(or $(HAVE_MPI),no)"
 
 train_gpt: train_gpt.c $(HEADERS) Makefile
 	$(COMPILE) $< -o $@ $(LIBS)

@@ -30,6 +30,7 @@ if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
     has_header jansson.h || missing+=("jansson (jansson.h)")
     has_header xxhash.h || missing+=("xxHash (xxhash.h)")
     has_header dnnl.h || has_header cblas.h || echo "setup: oneDNN (dnnl.h) or OpenBLAS (cblas.h) is not installed: matrix products will be several times slower"
+    command -v mpicc >/dev/null || echo "setup: Open MPI (mpicc, mpirun) is not installed: one rank only"
     has_plot || echo "setup: python3 with matplotlib and numpy is not installed: scripts/plot.py will not run"
     if [ ${#missing[@]} -gt 0 ]; then
         echo "setup: this is not Debian or Ubuntu; please install:" >&2
@@ -43,7 +44,7 @@ wanted=()
 command -v gcc >/dev/null || wanted+=(gcc)
 command -v make >/dev/null || wanted+=(make)
 command -v git >/dev/null || wanted+=(git)
-wanted+=(libc6-dev libjansson-dev libxxhash-dev bible-kjv bible-kjv-text)
+wanted+=(libc6-dev libjansson-dev libxxhash-dev openmpi-bin libopenmpi-dev bible-kjv bible-kjv-text)
 has_plot || wanted+=(python3 python3-matplotlib python3-numpy)
 has_header dnnl.h || wanted+=(libdnnl-dev)
 if [ $test_too = yes ]; then
