@@ -253,13 +253,16 @@ static inline CommHandle comm_recv_start(CommGroup *group, void *out, int64_t co
     return comm_start_(op, 0, bytes, bytes);
 }
 
-static inline CommHandle comm_barrier_start(CommGroup *group) { return comm_start_(comm_new_(group, COMM_BARRIER, NULL, NULL, 0, COMM_BYTE), 0, 0, 0); }
+static inline CommHandle comm_barrier_start(CommGroup *group) {
+    return comm_start_(comm_new_(group, COMM_BARRIER, NULL, NULL, 0, COMM_BYTE), 0, 0, 0);
+}
 
 static inline void comm_all_reduce(CommGroup *group, void *buffer, int64_t count, CommType type, CommReduce how) {
     CommHandle handle = comm_all_reduce_start(group, buffer, count, type, how);
     comm_wait(&handle);
 }
-static inline void comm_reduce_scatter(CommGroup *group, void *out, CommType out_type, const void *in, int64_t count, CommType type, CommReduce how) {
+static inline void comm_reduce_scatter(CommGroup *group, void *out, CommType out_type, const void *in, int64_t count, CommType type,
+                                       CommReduce how) {
     CommHandle handle = comm_reduce_scatter_start(group, out, out_type, in, count, type, how);
     comm_wait(&handle);
 }
@@ -275,7 +278,8 @@ static inline void comm_all_to_all(CommGroup *group, void *out, const void *in, 
     CommHandle handle = comm_all_to_all_start(group, out, in, count, type);
     comm_wait(&handle);
 }
-static inline void comm_all_to_allv(CommGroup *group, void *out, const int64_t *out_counts, const void *in, const int64_t *in_counts, CommType type) {
+static inline void comm_all_to_allv(CommGroup *group, void *out, const int64_t *out_counts, const void *in, const int64_t *in_counts,
+                                    CommType type) {
     CommHandle handle = comm_all_to_allv_start(group, out, out_counts, in, in_counts, type);
     comm_wait(&handle);
 }
@@ -484,7 +488,8 @@ static inline Comm *comm_init(int *argc, char ***argv) {
     if (launched > 0) comm_init_mpi_(comm, argc, argv);
 #else
     (void)argc, (void)argv;
-    if (launched > 1) die(CODE_USAGE, "a launcher started %ld ranks, but this program was built without MPI (make says so in its first line)", launched);
+    if (launched > 1)
+        die(CODE_USAGE, "a launcher started %ld ranks, but this program was built without MPI (make says so in its first line)", launched);
 #endif
     comm->local_of = base_new((size_t)comm->size, sizeof *comm->local_of);
     for (int r = 0; r < comm->size; r++) comm->local_of[r] = r == comm->rank ? comm->local_rank : -1;

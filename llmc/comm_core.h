@@ -65,8 +65,8 @@ struct CommGroup {
     Comm *comm;
     char name[32];
     int size, rank;
-    int *members; // (size) world ranks
-    bool shared;  // all members on this host, with slots:
+    int *members;     // (size) world ranks
+    bool shared;      // all members on this host, with slots:
     int *local;       // (size) local rank of a member
     CommSlot **slots; // (size) its COMM_SLOTS slots for this group
     uint64_t started; // collectives
@@ -125,21 +125,21 @@ struct Comm {
     int rank, size;             // world
     int local_rank, local_size; // ranks of this host
     char host[64];
-    bool mpi;         // MPI_Init was called
-    bool window;      // shared memory is wanted
-    uint64_t late;    // seed of the late-completion mode; 0 = off
+    bool mpi;      // MPI_Init was called
+    bool window;   // shared memory is wanted
+    uint64_t late; // seed of the late-completion mode; 0 = off
     uint64_t late_draws;
     CommGroup *world; // every rank
     CommGroup **groups;
     int group_count;
     CommSegment *segments;
     int segment_count;
-    int *local_of;         // (size) local rank of a rank of the world, or -1 when it is on another host
-    CommSlot **slots;      // (local_size) COMM_GROUPS_MAX x COMM_SLOTS of each rank, or NULL
-    CommOp **active;       // started and not completed, in this order
+    int *local_of;    // (size) local rank of a rank of the world, or -1 when it is on another host
+    CommSlot **slots; // (local_size) COMM_GROUPS_MAX x COMM_SLOTS of each rank, or NULL
+    CommOp **active;  // started and not completed, in this order
     int active_count, active_room;
     const CommOp *awaited; // by comm_wait
-    CommOp **spare; // finished, for reuse
+    CommOp **spare;        // finished, for reuse
     int spare_count, spare_room;
     int64_t started, waited; // operations
     CommCount counts[COMM_KINDS];

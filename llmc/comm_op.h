@@ -11,9 +11,7 @@
 static inline bool comm_reduces_(CommKind kind) { return kind == COMM_ALL_REDUCE || kind == COMM_REDUCE_SCATTER; }
 
 // The slice of a buffer that member k sums: [begin, end) of count elements, cut at cache lines.
-static inline int64_t comm_slice_(int64_t count, int size, int k) {
-    return min_i64(count, k * round_up(ceil_div(count, size), 32));
-}
+static inline int64_t comm_slice_(int64_t count, int size, int k) { return min_i64(count, k * round_up(ceil_div(count, size), 32)); }
 
 static inline void comm_copy_(void *to, const void *from, size_t bytes) {
     if (to == from || bytes == 0) return;
@@ -45,7 +43,9 @@ static inline bool comm_reached_(CommOp *op, bool done, uint64_t value) {
 
 static inline CommSlot *comm_slot_(CommOp *op, int k) { return &op->group->slots[k][op->sequence % COMM_SLOTS]; }
 
-static inline void comm_set_done_(CommOp *op) { atomic_store_explicit(&comm_slot_(op, op->group->rank)->done, op->sequence + 1, memory_order_release); }
+static inline void comm_set_done_(CommOp *op) {
+    atomic_store_explicit(&comm_slot_(op, op->group->rank)->done, op->sequence + 1, memory_order_release);
+}
 
 static inline bool comm_inline_(const CommOp *op) { return op->kind == COMM_ALL_REDUCE && op->in_bytes <= COMM_INLINE_BYTES; }
 

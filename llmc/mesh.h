@@ -58,7 +58,8 @@ static inline bool mesh_create(int world, int rank, int tp, int cp, int pp, int 
     for (size_t i = 0; i < sizeof axes / sizeof axes[0]; i++) {
         if (axes[i].size < 1) return fail(error, CODE_USAGE, "%s %d: wanted 1 or more", axes[i].flag, axes[i].size);
         if (axes[i].size > world) {
-            return fail(error, CODE_USAGE, "%s %d: more than the number of ranks, %d (start more with mpirun -np)", axes[i].flag, axes[i].size, world);
+            return fail(error, CODE_USAGE, "%s %d: more than the number of ranks, %d (start more with mpirun -np)", axes[i].flag, axes[i].size,
+                        world);
         }
         if (i < 3 && world % axes[i].size != 0) {
             return fail(error, CODE_USAGE, "%s %d: does not divide the number of ranks, %d", axes[i].flag, axes[i].size, world);
@@ -66,8 +67,8 @@ static inline bool mesh_create(int world, int rank, int tp, int cp, int pp, int 
     }
     const int64_t replica = (int64_t)tp * cp * pp; // each factor is at most 2^20
     if (replica > world || world % replica != 0) {
-        return fail(error, CODE_USAGE, "--tp %d x --cp %d x --pp %d = %lld: does not divide the number of ranks, %d", tp, cp, pp, (long long)replica,
-                    world);
+        return fail(error, CODE_USAGE, "--tp %d x --cp %d x --pp %d = %lld: does not divide the number of ranks, %d", tp, cp, pp,
+                    (long long)replica, world);
     }
     const int dp = (int)(world / replica);
     if (dp * cp % ep != 0) return fail(error, CODE_USAGE, "--ep %d: does not divide dp x cp = %d x %d = %d", ep, dp, cp, dp * cp);

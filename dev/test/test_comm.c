@@ -222,15 +222,18 @@ static int ill(Comm *comm, const char *form, const char *file) {
         x[3] = 1;
         comm_wait(&handle);
     }
-    if (strcmp(form, "leak") == 0) comm_barrier_start(comm->world);
-    else comm_all_reduce(comm->world, x, 1000, COMM_F32, COMM_SUM);
+    if (strcmp(form, "leak") == 0)
+        comm_barrier_start(comm->world);
+    else
+        comm_all_reduce(comm->world, x, 1000, COMM_F32, COMM_SUM);
     comm_finish(comm);
     return 0;
 }
 
 int main(int argc, char **argv) {
     Comm *comm = comm_init(&argc, &argv);
-    if (argc > 1) return ill(comm, argv[1], argv[argc - 1]);
+    const bool little = argc > 1 && strcmp(argv[1], "small") == 0; // shared memory that holds one of two buffers
+    if (argc > 1 && !little) return ill(comm, argv[1], argv[argc - 1]);
     comm_watchdog(comm, 20);
     comm_heartbeat(comm, 0, "test");
     if (comm->rank == 0) {
@@ -251,8 +254,10 @@ int main(int argc, char **argv) {
     check(at_end == (outer != NULL), "no members, no group");
 
     const int64_t largest = 1000003, room = comm->size * largest;
-    void *a = comm_alloc(comm, (size_t)room * 4), *b = comm_alloc(comm, (size_t)room * 4 + (size_t)comm->rank * 4096), *c = base_alloc_raw((size_t)room * 4);
+    void *a = comm_alloc(comm, (size_t)room * 4), *b = comm_alloc(comm, (size_t)room * 4 + (size_t)comm->rank * 4096),
+         *c = base_alloc_raw((size_t)room * 4);
     void *plain_a = base_alloc((size_t)comm->size * 5000 * 8), *plain_b = base_alloc((size_t)comm->size * 5000 * 8);
+    check(comm_is_shared(comm, b) == (comm->slots != NULL && !little), "where shared memory is too small, comm_alloc gives plain memory");
     check(comm_is_shared(comm, a) == (comm->slots != NULL) && !comm_is_shared(comm, plain_a), "comm_alloc is shared where memory can be");
     check((uintptr_t)a % 64 == 0 && ((char *)b)[room * 4 - 1] == 0, "comm_alloc is aligned and zero");
 
@@ -261,9 +266,11 @@ int main(int argc, char **argv) {
     for (int i = 0; i < 5; i++) {
         for (int s = 0; s < 6 && groups[i] != NULL; s++) {
             for (int type = COMM_F32; type <= COMM_BYTE; type++) {
+                const bool mixed = i == 0 || i == 4; // also plain memory
                 collectives(groups[i], (CommType)type, sizes[s], a, b, c);
-                if (s == 2 || s == 5) collectives(groups[i], (CommType)type, sizes[s], plain_a, plain_b, c);
-                if (s == 5) collectives(groups[i], (CommType)type, sizes[s], comm->rank % 2 ? plain_a : a, plain_b, c); // not the same everywhere
+                if (mixed && (s == 2 || s == 5)) collectives(groups[i], (CommType)type, sizes[s], plain_a, plain_b, c);
+                if (mixed && s == 5)
+                    collectives(groups[i], (CommType)type, sizes[s], comm->rank % 2 ? plain_a : a, plain_b, c); // not the same everywhere
             }
         }
         if (groups[i] != NULL) special_values(groups[i]);

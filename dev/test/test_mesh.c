@@ -63,8 +63,8 @@ static void refused(int world, int rank, int tp, int cp, int pp, int ep, const c
     Mesh mesh;
     Error error = {0};
     const bool created = mesh_create(world, rank, tp, cp, pp, ep, &mesh, &error);
-    check(!created && error.code == CODE_USAGE && strstr(error.text, wanted) != NULL, "world %d, tp %d, cp %d, pp %d, ep %d: got '%s', wanted '%s'", world,
-          tp, cp, pp, ep, error.text, wanted);
+    check(!created && error.code == CODE_USAGE && strstr(error.text, wanted) != NULL, "world %d, tp %d, cp %d, pp %d, ep %d: got '%s', wanted '%s'",
+          world, tp, cp, pp, ep, error.text, wanted);
 }
 
 int main(void) {

@@ -1,0 +1,123 @@
+#!/usr/bin/env bash
+# Communication on several ranks: test_comm on 1 to 8, by messages only, on pretended hosts, with late completion, with little shared
+# memory, under AddressSanitizer; then jobs that lose, stop or stall a rank, which must end soon, with the message and the exit code, and
+# leave no process behind.
+#
+# usage: comm.sh [--quick]   --quick: only the runs without a fault (the mutation tests use it)
+set -uo pipefail
+cd "$(dirname "$0")/../.."
+quick=${1:-}
+if ! command -v mpirun >/dev/null || ! make -s -n banner | grep -q 'MPI yes'; then
+    echo "no MPI"
+    exit 77
+fi
+make -s build/test_comm || exit 1
+# Open MPI: as root, more ranks than cores, no waiting at full speed, no system call that containers forbid
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_mpi_yield_when_idle=1
+export OMPI_MCA_btl=self,vader OMPI_MCA_btl_vader_single_copy_mechanism=none OMP_NUM_THREADS=1
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+passed=0 failed=0
+
+# run SECONDS RANKS COMMAND...: output in $dir/log; sets code and took
+run() {
+    local limit=$1 ranks=$2 started
+    shift 2
+    started=$(date +%s.%N)
+    timeout --kill-after=5 "$limit" mpirun -np "$ranks" --oversubscribe --bind-to none "$@" >"$dir/log" 2>&1 </dev/null
+    code=$?
+    took=$(awk -v a="$started" -v b="$(date +%s.%N)" 'BEGIN { printf "%.1f", b - a }')
+}
+ok() {
+    passed=$((passed + 1))
+    echo "  ok: $1"
+}
+bad() {
+    failed=$((failed + 1))
+    echo "FAILED: $1"
+    sed 's/^/    | /' "$dir/log" | head -20
+}
+# good NAME RANKS COMMAND...
+good() {
+    local name=$1 ranks=$2
+    shift 2
+    run 60 "$ranks" "$@"
+    if [ $code -eq 0 ] && grep -q ' passed, 0 failed' "$dir/log"; then
+        ok "$name, $ranks ranks: $(tail -n 1 "$dir/log"), $took s"
+    else
+        bad "$name, $ranks ranks: exit $code"
+    fi
+}
+alive() { ps -eo pid=,stat=,args= | grep '[b]uild/test_comm' | awk '$2 !~ /^Z/' | grep -q .; }
+# ends NAME CODE TEXT: what run left: exit code, text, soon, nothing left over
+ends() {
+    local left=0
+    for _ in 1 2 3 4 5 6 7 8 9 10; do
+        alive || break
+        sleep 0.2
+    done
+    alive && left=1
+    if [ "$code" -eq "$2" ] && grep -q "$3" "$dir/log" && [ $left -eq 0 ] && awk -v t="$took" 'BEGIN { exit !(t < 8) }'; then
+        ok "$1: exit $code after $took s: $(grep -m 1 "$3" "$dir/log" | cut -c1-130)"
+    else
+        bad "$1: exit $code (wanted $2) after $took s, left over: $left, wanted text: $3"
+    fi
+}
+
+for ranks in 1 2 3 4; do good "shared memory" $ranks build/test_comm; done
+good "messages" 3 env TRAIN_GPT_COMM_WINDOW=off build/test_comm
+good "two hosts" 4 env TRAIN_GPT_COMM_HOSTS=2 build/test_comm
+good "late completion" 3 env TRAIN_GPT_COMM_LATE=7 build/test_comm
+if [ "$quick" != --quick ]; then
+    good "shared memory" 8 build/test_comm
+    good "late completion, messages" 4 env TRAIN_GPT_COMM_LATE=8 TRAIN_GPT_COMM_WINDOW=off build/test_comm
+    # 24 MB of shared memory hold one of the two buffers: needs the right to mount.
+    small='mount -t tmpfs -o size=24m none /dev/shm'
+    if unshare -m bash -c "$small" 2>/dev/null; then
+        unshare -m bash -c "$small && exec timeout 60 mpirun -np 2 --oversubscribe --bind-to none build/test_comm small" >"$dir/log" 2>&1 </dev/null
+        code=$?
+        [ $code -eq 0 ] && ok "little shared memory, 2 ranks: $(tail -n 1 "$dir/log")" || bad "little shared memory: exit $code"
+    else
+        echo "  skipped: little shared memory (cannot mount)"
+    fi
+
+    run 20 3 build/test_comm die
+    ends "a rank that exits" 4 'planted'
+    run 20 3 build/test_comm kill
+    ends "a rank that is killed" 137 'exited on signal 9'
+    (
+        for _ in $(seq 100); do
+            [ -s "$dir/pid" ] && exec kill -9 "$(cat "$dir/pid")"
+            sleep 0.1
+        done
+    ) &
+    run 20 3 build/test_comm hold "$dir/pid"
+    wait
+    ends "a rank that is killed from outside" 137 'exited on signal 9'
+    run 20 3 build/test_comm stall
+    ends "a rank that is stopped" 6 'rank [02] on .*: step 17, phase backward: no progress in all_reduce on world (3 ranks) for 1.* s (rank 1 has not come)'
+    run 20 2 env TRAIN_GPT_COMM_WINDOW=off build/test_comm stall
+    ends "a rank that is stopped, messages" 6 'rank 0 on .*: step 17, phase backward: no progress in all_reduce on world (2 ranks)'
+    run 20 2 build/test_comm compute
+    ends "a rank that computes for ever" 6 'step 17, phase backward: no progress in computation for 1.* s'
+    run 20 2 build/test_comm changed
+    ends "a buffer that is written in flight" 6 'all_gather on world: a buffer was written between start and wait'
+    run 20 2 build/test_comm leak
+    ends "an operation that nobody waits for" 6 '1 operations were started and never waited for'
+
+    make -s NO_MPI=1 BUILD=build/no_mpi build/no_mpi/test_comm || exit 1
+    build/no_mpi/test_comm >"$dir/log" 2>&1 && ok "built without MPI: $(tail -n 1 "$dir/log")" || bad "built without MPI"
+    run 20 2 build/no_mpi/test_comm
+    ends "built without MPI, under mpirun" 2 'built without MPI'
+
+    make -s build/test_comm_asan || exit 1
+    printf 'leak:lib%s\n' mpi open-pal open-rte pmix event hwloc >"$dir/suppressions" # theirs
+    printf 'leak:mca_\n' >>"$dir/suppressions"
+    export LSAN_OPTIONS=suppressions=$dir/suppressions:print_suppressions=0 ASAN_OPTIONS=fast_unwind_on_malloc=0
+    good "AddressSanitizer" 2 build/test_comm_asan
+    good "AddressSanitizer, messages" 3 env TRAIN_GPT_COMM_WINDOW=off build/test_comm_asan
+    good "AddressSanitizer, late completion" 2 env TRAIN_GPT_COMM_LATE=9 build/test_comm_asan
+fi
+
+echo "$passed passed, $failed failed"
+[ $failed -eq 0 ]
