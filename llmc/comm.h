@@ -23,7 +23,8 @@
 // counts all_reduce g (moves 2g), ZeRO-1 reduce_scatter g and all_gather p (moves g + p), in units of (N-1)/N.
 //
 // Waiting is a loop over MPI_Test and sched_yield that advances every started operation. No call blocks inside MPI, apart from
-// comm_init, comm_group, comm_alloc, comm_release and comm_finish. The watchdog (comm_watchdog) ends a job that stands still, with CODE_COMM.
+// comm_init, comm_group, comm_alloc, comm_release and comm_finish, which want nothing in flight. The watchdog (comm_watchdog) ends a job that
+// stands still, with CODE_COMM.
 //
 // Late completion (comm_late, or TRAIN_GPT_COMM_LATE=seed): outputs hold NaN from start to wait and results are delivered by the wait; an
 // input or output that was written meanwhile ends the job; progress and tests are refused at random; sends complete only when received.
@@ -299,6 +300,11 @@ static inline void comm_barrier(CommGroup *group) {
 // ----------------------------------------------------------------------------
 // Memory
 
+// Calls that block inside MPI advance nothing: a rank that waits for this one's part of an operation would never come to the call.
+static inline void comm_check_idle_(Comm *comm, const char *call) {
+    if (comm->active_count > 0) comm_abort(comm, CODE_COMM, "%s with %d operations in flight", call, comm->active_count);
+}
+
 #ifdef USE_MPI
 // Is there room in shared memory for what all ranks of this host want? Memory beyond it would be a bus error at its first touch.
 static inline bool comm_room_(Comm *comm, size_t bytes) {
@@ -343,15 +349,17 @@ static inline bool comm_segment_(Comm *comm, size_t bytes, char **own) {
 // Zeroed memory, 64-byte aligned, that the other ranks of the host can reach: collectives on it need no copies. Called by all ranks of
 // a host, in the same order; sizes may differ. Plain memory where shared memory is refused or too small: slower, equal in every bit.
 static inline void *comm_alloc(Comm *comm, size_t bytes) {
+    comm_check_idle_(comm, "comm_alloc");
 #ifdef USE_MPI
     char *own = NULL;
     if (comm->window && comm->local_size > 1 && comm_segment_(comm, bytes, &own)) return own;
 #endif
-    return base_alloc(comm->local_size >= 1 ? bytes : 1);
+    return base_alloc(bytes);
 }
 
 // Called by all ranks of the host, in the same order. NULL is allowed where all pass it.
 static inline void comm_release(Comm *comm, void *pointer) {
+    comm_check_idle_(comm, "comm_release");
     for (int i = 0; i < comm->segment_count; i++) {
         CommSegment *segment = &comm->segments[i];
         if (!segment->used || segment->base[comm->local_rank] != pointer) continue;
@@ -381,6 +389,7 @@ static inline bool comm_is_shared(const Comm *comm, const void *pointer) {
 // members: (count) ranks of the world, ascending, this one among them; the same list on each of them. NULL for no members.
 static inline CommGroup *comm_group(Comm *comm, const int *members, int count, const char *name) {
     if (count == 0) return NULL;
+    comm_check_idle_(comm, "comm_group");
     const int index = comm->group_count++;
     CommGroup *group = base_new(1, sizeof *group);
     comm->groups = base_grow(comm->groups, (size_t)comm->group_count, sizeof(CommGroup *));

@@ -70,6 +70,7 @@ struct CommGroup {
     int *local;       // (size) local rank of a member
     CommSlot **slots; // (size) its COMM_SLOTS slots for this group
     uint64_t started; // collectives
+    uint64_t opened;  // of these, those that have left POSTED
     CommCount counts[COMM_KINDS];
 #ifdef USE_MPI
     MPI_Comm mpi;

@@ -263,7 +263,9 @@ static inline bool comm_advance_(CommOp *op, int64_t budget) {
         op->stage = COMM_POSTED;
         return true;
     case COMM_POSTED:
-        if (!comm_reached_(op, false, op->sequence + 1)) return false;
+        // In the order of starts on every rank: MPI matches broadcasts by their order.
+        if (op->group->opened != op->sequence || !comm_reached_(op, false, op->sequence + 1)) return false;
+        op->group->opened++;
         if (comm_map_(op)) {
             op->stage = COMM_WORK;
         } else {

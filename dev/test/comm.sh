@@ -3,10 +3,10 @@
 # memory, under AddressSanitizer; then jobs that lose, stop or stall a rank, which must end soon, with the message and the exit code, and
 # leave no process behind.
 #
-# usage: comm.sh [--quick]   --quick: only the runs without a fault (the mutation tests use it)
+# usage: comm.sh [--quick|--ends]   only the first runs, up to the first failure; only the jobs that must end
 set -uo pipefail
 cd "$(dirname "$0")/../.."
-quick=${1:-}
+part=${1:-}
 if ! command -v mpirun >/dev/null || ! make -s -n banner | grep -q 'MPI yes'; then
     echo "no MPI"
     exit 77
@@ -36,6 +36,7 @@ bad() {
     failed=$((failed + 1))
     echo "FAILED: $1"
     sed 's/^/    | /' "$dir/log" | head -20
+    [ "$part" != --quick ] || exit 1
 }
 # good NAME RANKS COMMAND...
 good() {
@@ -48,7 +49,15 @@ good() {
         bad "$name, $ranks ranks: exit $code"
     fi
 }
-alive() { ps -eo pid=,stat=,args= | grep '[b]uild/test_comm' | awk '$2 !~ /^Z/' | grep -q .; }
+# Is a process of this script's jobs left? Zombies have no environment.
+export COMM_TEST_MARK=$dir
+alive() {
+    local process
+    for process in $(grep -lsz "^COMM_TEST_MARK=$dir\$" /proc/[0-9]*/environ); do
+        [[ $(cat "${process%environ}comm" 2>/dev/null) != test_comm* ]] || return 0
+    done
+    return 1
+}
 # ends NAME CODE TEXT: what run left: exit code, text, soon, nothing left over
 ends() {
     local left=0
@@ -64,11 +73,13 @@ ends() {
     fi
 }
 
-for ranks in 1 2 3 4; do good "shared memory" $ranks build/test_comm; done
-good "messages" 3 env TRAIN_GPT_COMM_WINDOW=off build/test_comm
-good "two hosts" 4 env TRAIN_GPT_COMM_HOSTS=2 build/test_comm
-good "late completion" 3 env TRAIN_GPT_COMM_LATE=7 build/test_comm
-if [ "$quick" != --quick ]; then
+if [ "$part" != --ends ]; then
+    for ranks in 1 2 3 4; do good "shared memory" $ranks build/test_comm; done
+    good "messages" 3 env TRAIN_GPT_COMM_WINDOW=off build/test_comm
+    good "two hosts" 4 env TRAIN_GPT_COMM_HOSTS=2 build/test_comm
+    good "late completion" 3 env TRAIN_GPT_COMM_LATE=7 build/test_comm
+fi
+if [ "$part" = "" ]; then
     good "shared memory" 8 build/test_comm
     good "late completion, messages" 4 env TRAIN_GPT_COMM_LATE=8 TRAIN_GPT_COMM_WINDOW=off build/test_comm
     # 24 MB of shared memory hold one of the two buffers: needs the right to mount.
@@ -81,6 +92,20 @@ if [ "$quick" != --quick ]; then
         echo "  skipped: little shared memory (cannot mount)"
     fi
 
+    make -s NO_MPI=1 BUILD=build/no_mpi build/no_mpi/test_comm || exit 1
+    build/no_mpi/test_comm >"$dir/log" 2>&1 && ok "built without MPI: $(tail -n 1 "$dir/log")" || bad "built without MPI"
+    run 20 2 build/no_mpi/test_comm
+    ends "built without MPI, under mpirun" 2 'built without MPI'
+
+    make -s build/test_comm_asan || exit 1
+    printf 'leak:lib%s\n' mpi open-pal open-rte pmix event hwloc >"$dir/suppressions" # theirs
+    printf 'leak:mca_\n' >>"$dir/suppressions"
+    export LSAN_OPTIONS=suppressions=$dir/suppressions:print_suppressions=0 ASAN_OPTIONS=fast_unwind_on_malloc=0
+    good "AddressSanitizer" 2 build/test_comm_asan
+    good "AddressSanitizer, messages" 3 env TRAIN_GPT_COMM_WINDOW=off build/test_comm_asan
+    good "AddressSanitizer, late completion" 2 env TRAIN_GPT_COMM_LATE=9 build/test_comm_asan
+fi
+if [ "$part" != --quick ]; then
     run 20 3 build/test_comm die
     ends "a rank that exits" 4 'planted'
     run 20 3 build/test_comm kill
@@ -104,19 +129,6 @@ if [ "$quick" != --quick ]; then
     ends "a buffer that is written in flight" 6 'all_gather on world: a buffer was written between start and wait'
     run 20 2 build/test_comm leak
     ends "an operation that nobody waits for" 6 '1 operations were started and never waited for'
-
-    make -s NO_MPI=1 BUILD=build/no_mpi build/no_mpi/test_comm || exit 1
-    build/no_mpi/test_comm >"$dir/log" 2>&1 && ok "built without MPI: $(tail -n 1 "$dir/log")" || bad "built without MPI"
-    run 20 2 build/no_mpi/test_comm
-    ends "built without MPI, under mpirun" 2 'built without MPI'
-
-    make -s build/test_comm_asan || exit 1
-    printf 'leak:lib%s\n' mpi open-pal open-rte pmix event hwloc >"$dir/suppressions" # theirs
-    printf 'leak:mca_\n' >>"$dir/suppressions"
-    export LSAN_OPTIONS=suppressions=$dir/suppressions:print_suppressions=0 ASAN_OPTIONS=fast_unwind_on_malloc=0
-    good "AddressSanitizer" 2 build/test_comm_asan
-    good "AddressSanitizer, messages" 3 env TRAIN_GPT_COMM_WINDOW=off build/test_comm_asan
-    good "AddressSanitizer, late completion" 2 env TRAIN_GPT_COMM_LATE=9 build/test_comm_asan
 fi
 
 echo "$passed passed, $failed failed"

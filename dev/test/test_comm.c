@@ -171,6 +171,21 @@ static void overlap(Comm *comm, CommGroup *g, float *a, float *c, int64_t n) {
     check(memcmp(a, c, (size_t)n * 4) == 0, "%d buckets on %s in flight have the bits of one piece", BUCKETS, g->name);
 }
 
+// Broadcasts from every root in flight, by messages where the memory is plain.
+static void broadcasts(CommGroup *g, int32_t *a) {
+    enum { COUNT = 12, SIZE = 400 };
+    CommHandle handles[COUNT];
+    for (int b = 0; b < COUNT; b++) {
+        for (int i = 0; i < SIZE; i++) a[b * SIZE + i] = g->rank == b % g->size ? b * SIZE + i : -7;
+        handles[b] = comm_broadcast_start(g, a + b * SIZE, SIZE * 4, COMM_BYTE, b % g->size);
+        count(g, COMM_BROADCAST, SIZE * 4);
+    }
+    for (int b = 0; b < COUNT; b++) comm_wait(&handles[(b * 5 + g->rank) % COUNT]);
+    bool same = true;
+    for (int i = 0; i < COUNT * SIZE; i++) same = same && a[i] == i;
+    check(same, "%d broadcasts in flight on %s", COUNT, g->name);
+}
+
 // A planted missing wait: reads the result too early. With late completion it reads NaN, whatever the timing.
 static void missing_wait(Comm *comm, float *a) {
     if (comm->late == 0) comm_late(comm, 99);
@@ -262,7 +277,7 @@ int main(int argc, char **argv) {
     check((uintptr_t)a % 64 == 0 && ((char *)b)[room * 4 - 1] == 0, "comm_alloc is aligned and zero");
 
     CommGroup *groups[] = {comm->world, half, alone, outer, pair};
-    const int64_t sizes[] = {0, 1, 7, 64, 65, 3001};
+    const int64_t sizes[] = {0, 1, 7, 64, 65, 2001};
     for (int i = 0; i < 5; i++) {
         for (int s = 0; s < 6 && groups[i] != NULL; s++) {
             for (int type = COMM_F32; type <= COMM_BYTE; type++) {
@@ -276,10 +291,13 @@ int main(int argc, char **argv) {
         if (groups[i] != NULL) special_values(groups[i]);
     }
     collectives(comm->world, COMM_F32, largest / comm->size, a, b, c); // parts; then the whole
-    collectives(half, COMM_BF16, largest / comm->size, a, b, c);
+    collectives(half, COMM_BF16, 100003 / comm->size, a, b, c);
     overlap(comm, comm->world, a, c, largest);
     overlap(comm, half, a, c, 100003);
     overlap(comm, pair, plain_a, c, 5000);
+    broadcasts(comm->world, a);
+    broadcasts(comm->world, plain_a);
+    broadcasts(half, plain_a);
     missing_wait(comm, a);
 
     bool counted = true, small = true;
