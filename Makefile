@@ -115,7 +115,7 @@ syntax: $(SYNTAX)
 	@echo "$(words $(SYNTAX)) files compile with $(CC)"
 
 format:
-	clang-format -i train_gpt.c test_gpt.c llmc/*.h llmc/cpu/*.h dev/test/*.c dev/bench/*.c dev/fuzz/*.c data/*.c
+	clang-format -i train_gpt.c test_gpt.c llmc/*.h llmc/cpu/*.h dev/test/*.[ch] dev/bench/*.c dev/fuzz/*.c data/*.c
 
 unit: $(UNIT_TESTS)
 unit-asan: $(addsuffix _asan,$(UNIT_TESTS))

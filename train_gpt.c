@@ -620,6 +620,7 @@ static LoaderConfig loader_config(const Run *run, bool training) {
 }
 
 static bool prepare_tokens(TokenSet *set, const char *pattern, const char *flag, Error *error) {
+    set->info = (TokenInfo){.eot = -1, .documents = -1};
     return pattern == NULL || tokens_open(set, pattern, flag, error);
 }
 
@@ -634,6 +635,10 @@ static bool prepare_vocabulary(Run *run, Error *error) {
     if (!model_configure(&run->config, &run->options, named, error)) return false;
     if (run->config.vocab < named) {
         return fail(error, CODE_USAGE, "--vocab: got %lld, the token files need %lld", (long long)run->config.vocab, (long long)named);
+    }
+    if (run->options.given[OPTION_eot] && run->options.eot >= run->config.vocab) {
+        return fail(error, CODE_USAGE, "--eot: got %lld, wanted an id below the vocabulary of %lld", (long long)run->options.eot,
+                    (long long)run->config.vocab);
     }
     const char *name = train->tokenizer[0] != '\0' ? train->tokenizer : val->tokenizer;
     if (name[0] == '\0' && run->config.vocab == TOKENIZER_BYTE_VOCAB) name = "byte";
