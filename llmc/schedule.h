@@ -10,12 +10,12 @@
 //   1f1b         P-1-s forwards, then forward and backward in turn (Narayanan et al. 2019). Same bubble. Slots min(M, P-s).
 //   interleaved  1f1b over V chunks (Narayanan et al. 2021, "Megatron-LM"): a group of G = P micro-batches goes through a chunk before the next
 //                chunk's turn. Bubble (P-1)/(V*M+P-1), at the price of V times the messages. Slots min(M*V, 2*(P-1-s) + (V-1)*G + 1), each of a
-//                V-th of the layers. Where P does not divide M the largest group has G = ceil(M / floor(M/P)) and the bubble is the same; M < P is
-//                one group, with a larger bubble.
+//                V-th of the layers. Where P does not divide M the largest group has G = ceil(M / floor(M/P)), and the idle time is up to half as
+//                much again; M < P is one group of G = M. Never more idle time than 1f1b, which it is for V = 1.
 //   zb           ZB-H1 (Qi et al. 2023, "Zero bubble pipeline parallelism"): 1f1b in which only B stands between the stages; stage s does each W s
-//                backwards later, into what was idle at the end. Time M*(F+B+W) + (P-1)*(F+B-W) for M >= 2P and F = B = W, so a bubble of a third
-//                of 1f1b's. Slots min(M, P) on every stage: the bound of 1f1b's first stage, reached by all, since activations live until W. Each
-//                delayed W also keeps the gradients of its layers' outputs: a stash, min(M, s+1) of them.
+//                backwards later, into what was idle at the end. Time M*(F+B+W) + (P-1)*(F+B-W) for M > P and W not above F or B: with F = B = W
+//                a third of 1f1b's idle time. Slots min(M, P) on every stage: the bound of 1f1b's first stage, reached by all, since activations
+//                live until W. Each delayed W also keeps the gradients of its layers' outputs: a stash, min(M, s+1) of them.
 // Every kind adds a weight's gradients in the order of micro-batches: the sums have the same bits whatever the kind.
 //
 // Messages. SEND_* and RECV_* post and return at once (MPI_Issend, MPI_Irecv; on a GPU: enqueue); only WAIT_* waits, for exactly one posted
