@@ -61,6 +61,7 @@ help:
 	@echo "make test_gpt     the trainer against recorded results; make test_gpt_asan"
 	@echo "make unit         build/test_*; make unit-asan: under AddressSanitizer and UndefinedBehaviorSanitizer"
 	@echo "make fuzzers      build/fuzz_* (clang)"
+	@echo "make schedules    docs/schedule_*.svg: timelines of the pipeline schedules"
 	@echo "make mutants      one-line faults, each of which must make a test fail"
 	@echo "make headers      every header compiles alone; make CC=clang syntax: warnings of another compiler"
 	@echo "make format       clang-format over the sources"
@@ -103,6 +104,9 @@ $(BUILD)/make_tokens: dev/bench/make_tokens.c $(HEADERS) Makefile
 $(BUILD)/compare_grads: dev/test/compare_grads.c $(HEADERS) Makefile
 	@mkdir -p $(BUILD)
 	$(COMPILE) $< -o $@ $(LIBS)
+$(BUILD)/plot_schedule: dev/plot_schedule.c $(HEADERS) Makefile
+	@mkdir -p $(BUILD)
+	$(COMPILE) $< -o $@ $(LIBS)
 $(BUILD)/fuzz_%: dev/fuzz/fuzz_%.c $(HEADERS) Makefile
 	@mkdir -p $(BUILD)
 	$(CLANG) $(BASE_FLAGS) $(DEFINES) -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all $< -o $@ $(LIBS)
@@ -116,18 +120,25 @@ headers:
 	echo "headers: each compiles alone"
 
 # Warnings of a compiler without its code: make CC=clang syntax
-SYNTAX := $(addsuffix .syntax,$(wildcard train_gpt.c test_gpt.c data/*.c dev/test/*.c dev/bench/*.c dev/fuzz/*.c))
+SYNTAX := $(addsuffix .syntax,$(wildcard train_gpt.c test_gpt.c data/*.c dev/*.c dev/test/*.c dev/bench/*.c dev/fuzz/*.c))
 $(SYNTAX): %.syntax: %
 	$(COMPILE) -fsyntax-only $<
 syntax: $(SYNTAX)
 	@echo "$(words $(SYNTAX)) files compile with $(CC)"
 
 format:
-	clang-format -i train_gpt.c test_gpt.c llmc/*.h llmc/cpu/*.h dev/test/*.c dev/bench/*.c dev/fuzz/*.c data/*.c
+	clang-format -i train_gpt.c test_gpt.c llmc/*.h llmc/cpu/*.h dev/*.c dev/test/*.[ch] dev/bench/*.c dev/fuzz/*.c data/*.c
 
 unit: $(UNIT_TESTS)
 unit-asan: $(addsuffix _asan,$(UNIT_TESTS))
 fuzzers: $(FUZZERS)
+
+# The timelines of the four pipeline schedules.
+schedules: $(BUILD)/plot_schedule
+	$< gpipe 4 8 1 > docs/schedule_gpipe.svg
+	$< 1f1b 4 8 1 > docs/schedule_1f1b.svg
+	$< interleaved 4 8 2 > docs/schedule_interleaved.svg
+	$< zb 4 8 1 > docs/schedule_zb.svg
 
 # Step time over the time of its matrix products (dev/bench/step.sh); run it on a quiet machine.
 bench: train_gpt
@@ -140,4 +151,4 @@ mutants:
 clean:
 	rm -rf $(BUILD) train_gpt train_gpt_asan tokenize tokenize_asan test_gpt test_gpt_asan
 
-.PHONY: all help banner headers syntax $(SYNTAX) format unit unit-asan fuzzers bench mutants clean
+.PHONY: all help banner headers syntax $(SYNTAX) format unit unit-asan fuzzers schedules bench mutants clean

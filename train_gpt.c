@@ -28,7 +28,7 @@ typedef struct {
     Activations acts;
     void *arena; // of acts
     size_t arena_bytes;
-    StepState *state; // device memory
+    StepState *state;        // device memory
     int64_t optimizer_steps; // updates applied so far
     uint64_t dropout_key;    // of the running step
     uint32_t keep_threshold; // 65536 outside of training: nothing is dropped
@@ -126,7 +126,7 @@ static Packing upload(Trainer *t, const MicroBatch *batch) {
         device->copy_in(device, buffer_at(a->ids, N).data, filler, extra_bytes);
         device->copy_in(device, buffer_at(a->token_index, N).data, filler, extra_bytes);
         device->copy_in(device, buffer_at(a->positions, N).data, filler, extra_bytes); // 0: T may be smaller than `extra`
-        memset(filler, 0xff, sizeof filler); // -1: no target
+        memset(filler, 0xff, sizeof filler);                                           // -1: no target
         device->copy_in(device, buffer_at(a->targets, N).data, filler, extra_bytes);
         device->copy_in(device, buffer_at(a->cu_seqlens, ++packing.documents).data, &end, sizeof end);
         packing.max_length = max_i64(packing.max_length, extra);
@@ -161,8 +161,8 @@ static void block_forward(Trainer *t, int64_t l, const Packing *packing) {
                         m->norm_eps, N, C);
     } else {
         const Dropout dropout = dropout_at(t, 2 * (l - 1) + 1);
-        d->norm_forward(d, a->norm1, a->mean1, a->rstd1, a->in, a[-1].mid, branch, w[TENSOR_NORM1_WEIGHT], w[TENSOR_NORM1_BIAS], &dropout,
-                        m->norm, m->norm_eps, N, C);
+        d->norm_forward(d, a->norm1, a->mean1, a->rstd1, a->in, a[-1].mid, branch, w[TENSOR_NORM1_WEIGHT], w[TENSOR_NORM1_BIAS], &dropout, m->norm,
+                        m->norm_eps, N, C);
     }
     // attention: q, k, v by one product (their weights are neighbours)
     d->linear_forward(d, a->qkv_raw, ABSENT, a->norm1, w[TENSOR_Q_WEIGHT], w[TENSOR_Q_BIAS], N, C, model_qkv_width(m));
@@ -401,8 +401,15 @@ static void next_logits(Trainer *t, const int32_t *context, int64_t count, float
     int32_t ends[2] = {0, (int32_t)count}, *ids = base_new((size_t)count, sizeof *ids);
     memcpy(ids, context, (size_t)count * sizeof *ids);
     for (int64_t i = 0; i < count; i++) targets[i] = -1, positions[i] = (int32_t)i;
-    const MicroBatch batch = {.rows = 1, .tokens = count, .documents = 1, .max_length = count, .ids = ids, .targets = targets,
-                              .positions = positions, .token_index = positions, .cu_seqlens = ends};
+    const MicroBatch batch = {.rows = 1,
+                              .tokens = count,
+                              .documents = 1,
+                              .max_length = count,
+                              .ids = ids,
+                              .targets = targets,
+                              .positions = positions,
+                              .token_index = positions,
+                              .cu_seqlens = ends};
     const Packing packing = upload(t, &batch);
     const Unit u = unit_of_head_weight(t);
     forward(t, &packing);
@@ -486,9 +493,16 @@ static void save(Run *run) {
     const LoaderPosition at = loader_position(&run->train);
     CheckpointTensor *tensors = checkpoint_tensors(&t->zero, &count);
     CheckpointDataFile *files = data_files(&run->train_set);
-    CheckpointState state = {.step = run->step, .tokens = run->tokens, .optimizer_steps = t->optimizer_steps, .seed = run->options.seed,
-                             .epoch = at.epoch, .position = at.position, .row = at.row, .data_files = files,
-                             .data_file_count = run->train_set.count, .model = checkpoint_model_json(&run->config),
+    CheckpointState state = {.step = run->step,
+                             .tokens = run->tokens,
+                             .optimizer_steps = t->optimizer_steps,
+                             .seed = run->options.seed,
+                             .epoch = at.epoch,
+                             .position = at.position,
+                             .row = at.row,
+                             .data_files = files,
+                             .data_file_count = run->train_set.count,
+                             .model = checkpoint_model_json(&run->config),
                              .flags = checkpoint_flags_json(&run->options)};
     const double begin = clock_ms();
     const bool good = checkpoint_save(run->options.out, &state, tensors, count, run->options.keep, &error);
@@ -572,7 +586,10 @@ static void dump_gradients(Run *run) {
     SafetensorsEntry *entries = base_new((size_t)count, sizeof *entries);
     for (int i = 0; i < count; i++) {
         const Tensor *tensor = &zero->model->tensors[i];
-        entries[i] = (SafetensorsEntry){.name = tensor->name, .dtype = "F32", .rank = tensor->rank, .shape = {tensor->shape[0], tensor->shape[1]},
+        entries[i] = (SafetensorsEntry){.name = tensor->name,
+                                        .dtype = "F32",
+                                        .rank = tensor->rank,
+                                        .shape = {tensor->shape[0], tensor->shape[1]},
                                         .data = buffer_at(zero->grad, zero->offset[i]).data};
     }
     char *path = path_join(o->dump_grads, "grads.safetensors");
@@ -586,14 +603,24 @@ static void dump_gradients(Run *run) {
 
 static LoaderConfig loader_config(const Run *run, bool training) {
     const Options *o = &run->options;
-    return (LoaderConfig){.tokens = training ? &run->train_set : &run->val_set, .flag = training ? "--train" : "--val", .seq = o->seq,
-                          .micro_batch = o->micro_batch, .global_batch = training ? o->global_batch : o->micro_batch, .rank = 0, .ranks = 1,
-                          .seed = (uint64_t)o->seed, .shuffle = training && o->shuffle, .pack = o->pack,
-                          .eot = o->given[OPTION_eot] ? o->eot : run->train_set.info.eot >= 0 ? run->train_set.info.eot : run->val_set.info.eot,
+    return (LoaderConfig){.tokens = training ? &run->train_set : &run->val_set,
+                          .flag = training ? "--train" : "--val",
+                          .seq = o->seq,
+                          .micro_batch = o->micro_batch,
+                          .global_batch = training ? o->global_batch : o->micro_batch,
+                          .rank = 0,
+                          .ranks = 1,
+                          .seed = (uint64_t)o->seed,
+                          .shuffle = training && o->shuffle,
+                          .pack = o->pack,
+                          .eot = o->given[OPTION_eot]           ? o->eot
+                                 : run->train_set.info.eot >= 0 ? run->train_set.info.eot
+                                                                : run->val_set.info.eot,
                           .once = !training};
 }
 
 static bool prepare_tokens(TokenSet *set, const char *pattern, const char *flag, Error *error) {
+    set->info = (TokenInfo){.eot = -1, .documents = -1};
     return pattern == NULL || tokens_open(set, pattern, flag, error);
 }
 
@@ -608,6 +635,10 @@ static bool prepare_vocabulary(Run *run, Error *error) {
     if (!model_configure(&run->config, &run->options, named, error)) return false;
     if (run->config.vocab < named) {
         return fail(error, CODE_USAGE, "--vocab: got %lld, the token files need %lld", (long long)run->config.vocab, (long long)named);
+    }
+    if (run->options.given[OPTION_eot] && run->options.eot >= run->config.vocab) {
+        return fail(error, CODE_USAGE, "--eot: got %lld, wanted an id below the vocabulary of %lld", (long long)run->options.eot,
+                    (long long)run->config.vocab);
     }
     const char *name = train->tokenizer[0] != '\0' ? train->tokenizer : val->tokenizer;
     if (name[0] == '\0' && run->config.vocab == TOKENIZER_BYTE_VOCAB) name = "byte";
@@ -636,8 +667,15 @@ static bool prepare_plan(const Run *run, const Model *model, PlanInput *plan, Er
     const Options *o = &run->options;
     const Dtype dtype = o->precision == PRECISION_BF16 ? DTYPE_BF16 : DTYPE_F32;
     const LoaderConfig train = loader_config(run, true), val = loader_config(run, false);
-    *plan = (PlanInput){.model = model, .seq = o->seq, .micro_batch = o->micro_batch, .global_batch = o->global_batch, .steps = o->steps,
-                        .warmup = o->warmup, .lr = o->lr, .train_tokens = run->train_set.tokens, .machine_bytes = plan_machine_bytes()};
+    *plan = (PlanInput){.model = model,
+                        .seq = o->seq,
+                        .micro_batch = o->micro_batch,
+                        .global_batch = o->global_batch,
+                        .steps = o->steps,
+                        .warmup = o->warmup,
+                        .lr = o->lr,
+                        .train_tokens = run->train_set.tokens,
+                        .machine_bytes = plan_machine_bytes()};
     if (o->train != NULL) plan->train_samples = loader_sequences_per_epoch(&run->train);
     const int64_t data_bytes = (o->train != NULL ? loader_bytes(&train) : 0) + (o->val != NULL ? loader_bytes(&val) : 0);
     return plan_add_model(plan, dtype, error) && plan_add_activations(plan, dtype, error) &&
@@ -652,8 +690,8 @@ static void banner(const Run *run, const PlanInput *plan) {
     printf("model   %s: %s parameters, %lld layers, %lld channels, %lld heads (%lld kv), ffn %lld, vocabulary %lld\n",
            o->model != NULL ? o->model : "custom", plan_count_text((double)facts.parameters, parameters), (long long)m->layers,
            (long long)m->channels, (long long)m->heads, (long long)m->kv_heads, (long long)m->ffn, (long long)m->vocab);
-    printf("batch   %lld sequences of %lld tokens = %lld tokens a step (%lld at once); %lld steps\n", (long long)o->global_batch,
-           (long long)o->seq, (long long)facts.tokens_per_step, (long long)o->micro_batch, (long long)o->steps);
+    printf("batch   %lld sequences of %lld tokens = %lld tokens a step (%lld at once); %lld steps\n", (long long)o->global_batch, (long long)o->seq,
+           (long long)facts.tokens_per_step, (long long)o->micro_batch, (long long)o->steps);
     printf("device  %s, %d threads, matrix products by %s, %s; %s of memory planned\n", run->trainer.device.name, omp_get_max_threads(), BUILD_BLAS,
            o->precision == PRECISION_BF16 ? "bf16 with fp32 master weights" : "fp32", plan_bytes_text((double)facts.total_bytes, memory));
     if (o->train != NULL) {
@@ -670,8 +708,13 @@ static void record_step(Run *run, const StepBatch *batch, const StepState *resul
     Error error = {0};
     run->step++;
     run->tokens += batch->tokens;
-    const StepRecord record = {.step = run->step, .loss = result->loss_sum, .grad_norm = result->grad_norm, .lr = result->lr,
-                               .tokens = batch->tokens, .ms = ms, .samples = o->log_samples ? batch->sample_ids : NULL,
+    const StepRecord record = {.step = run->step,
+                               .loss = result->loss_sum,
+                               .grad_norm = result->grad_norm,
+                               .lr = result->lr,
+                               .tokens = batch->tokens,
+                               .ms = ms,
+                               .samples = o->log_samples ? batch->sample_ids : NULL,
                                .sample_count = batch->sequences};
     require(run, monitor_step(&run->monitor, &record, &error), &error);
     run->skipped = result->skip ? run->skipped + 1 : 0;
@@ -698,9 +741,7 @@ static void run_close(Run *run) {
 }
 
 #ifndef TRAIN_GPT_NO_MAIN
-static void print_version(void) {
-    printf("train_gpt, commit %s, matrix products by %s, compiler %s\n", BUILD_COMMIT, BUILD_BLAS, __VERSION__);
-}
+static void print_version(void) { printf("train_gpt, commit %s, matrix products by %s, compiler %s\n", BUILD_COMMIT, BUILD_BLAS, __VERSION__); }
 
 int main(int argc, char **argv) {
     static Run run; // large, and loaders must not move
@@ -775,12 +816,14 @@ int main(int argc, char **argv) {
         if (o->sample_every > 0 || o->prompt != NULL) generate(&run);
     }
     const ZeroBytes bytes = zero_bytes(&model, t->dtype);
-    const MonitorRank rank = {.param_bytes = bytes.param_bytes, .grad_bytes = bytes.grad_bytes, .optim_bytes = bytes.optim_bytes + bytes.master_bytes,
+    const MonitorRank rank = {.param_bytes = bytes.param_bytes,
+                              .grad_bytes = bytes.grad_bytes,
+                              .optim_bytes = bytes.optim_bytes + bytes.master_bytes,
                               .activation_peak_bytes = t->arena_bytes};
     if (stop == NULL) require(&run, monitor_end(&run.monitor, t->init_hash, t->device.name, &rank, 1, &error), &error);
     if (!monitor_close(&run.monitor, &error)) die_error(&error);
-    if (stop != NULL) fprintf(stderr, "train_gpt: stopped by %s after step %lld%s\n", stop, (long long)run.step,
-                              o->out != NULL && run.step > 0 ? ", saved" : "");
+    if (stop != NULL)
+        fprintf(stderr, "train_gpt: stopped by %s after step %lld%s\n", stop, (long long)run.step, o->out != NULL && run.step > 0 ? ", saved" : "");
     run_close(&run);
     model_free(&model);
     return stop != NULL ? CODE_PREEMPTED : CODE_OK;

@@ -46,9 +46,9 @@ typedef struct {
     Buffer dfc;       // (N, FF or 2*FF) D
     Buffer dact;      // (N, FF) D: only swiglu
     // the batch
-    Buffer ids, targets, positions, token_index; // (N) I32
-    Buffer cu_seqlens;                           // (N+1) I32
-    Buffer rope;                                 // (T, HS) F32: cos | sin
+    Buffer ids, targets, positions, token_index;  // (N) I32
+    Buffer cu_seqlens;                            // (N+1) I32
+    Buffer rope;                                  // (T, HS) F32: cos | sin
     size_t kept_bytes, head_bytes, scratch_bytes; // by purpose; their sum is the arena
 } Activations;
 

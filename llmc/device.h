@@ -48,13 +48,13 @@ typedef struct {
 
 // State of a step in device memory, so that a host that reads it late can still skip a bad step.
 typedef struct {
-    double loss_sum;          // sum over valid tokens of loss / valid tokens of the global batch: the loss
-    double grad_squares;      // sum of squares of the gradient
-    double grad_norm;         // set by step_decide
-    double lr;                // set by the host before the step
-    double clip_coefficient;  // min(1, clip/(norm + 1e-6)), set by step_decide
-    int64_t optimizer_steps;  // updates applied; a skipped step does not count
-    int64_t skip;             // 1: loss or norm is not finite; the update changes nothing
+    double loss_sum;         // sum over valid tokens of loss / valid tokens of the global batch: the loss
+    double grad_squares;     // sum of squares of the gradient
+    double grad_norm;        // set by step_decide
+    double lr;               // set by the host before the step
+    double clip_coefficient; // min(1, clip/(norm + 1e-6)), set by step_decide
+    int64_t optimizer_steps; // updates applied; a skipped step does not count
+    int64_t skip;            // 1: loss or norm is not finite; the update changes nothing
 } StepState;
 
 // A run of elements of a flat buffer that share their treatment. Segments are sorted and do not overlap; gaps are padding.
@@ -86,8 +86,8 @@ struct Device {
     void (*cast)(Device *device, Buffer to, Buffer from, int64_t n);
 
     // --- embedding: out (N, C) = dropout(wte[ids] + wpe[positions]); wpe and dropout optional
-    void (*embedding_forward)(Device *device, Buffer out, Buffer ids, Buffer positions, Buffer wte, Buffer wpe, const Dropout *dropout,
-                              int64_t N, int64_t C);
+    void (*embedding_forward)(Device *device, Buffer out, Buffer ids, Buffer positions, Buffer wte, Buffer wpe, const Dropout *dropout, int64_t N,
+                              int64_t C);
     // dwte (V, C) +=, dwpe (positions, C) += (optional); deterministic
     void (*embedding_backward)(Device *device, Buffer dwte, Buffer dwpe, Buffer dout, Buffer ids, Buffer positions, const Dropout *dropout,
                                int64_t N, int64_t C, int64_t V, int64_t max_positions);
@@ -95,8 +95,8 @@ struct Device {
     // --- residual + norm: x = in + dropout(branch); sum (N, C) = x; out (N, C) = norm(x) * weight + bias
     // branch and sum are absent together (then x = in); bias optional; rmsnorm has no mean (mean optional then).
     // mean, rstd (N) F32 =. layernorm: biased variance (Ba et al. 2016); rmsnorm: Zhang & Sennrich 2019. kind: NORM_*.
-    void (*norm_forward)(Device *device, Buffer out, Buffer mean, Buffer rstd, Buffer sum, Buffer in, Buffer branch, Buffer weight,
-                         Buffer bias, const Dropout *dropout, int kind, double eps, int64_t N, int64_t C);
+    void (*norm_forward)(Device *device, Buffer out, Buffer mean, Buffer rstd, Buffer sum, Buffer in, Buffer branch, Buffer weight, Buffer bias,
+                         const Dropout *dropout, int kind, double eps, int64_t N, int64_t C);
     // dx (N, C) = or += (accumulate_x); dweight, dbias (C) F32 = or += (accumulate_w), dbias optional; x is the norm's input
     void (*norm_backward)(Device *device, Buffer dx, bool accumulate_x, Buffer dweight, Buffer dbias, bool accumulate_w, Buffer dout, Buffer x,
                           Buffer mean, Buffer rstd, Buffer weight, int kind, int64_t N, int64_t C);
@@ -105,8 +105,7 @@ struct Device {
 
     // --- linear: out (N, OC) = in (N, IC) x weight (OC, IC)^T + bias (OC, optional).
     // gelu_out (N, OC), optional: = gelu(out), tanh form (Hendrycks & Gimpel 2016). out may be F32 when in is BF16.
-    void (*linear_forward)(Device *device, Buffer out, Buffer gelu_out, Buffer in, Buffer weight, Buffer bias, int64_t N, int64_t IC,
-                           int64_t OC);
+    void (*linear_forward)(Device *device, Buffer out, Buffer gelu_out, Buffer in, Buffer weight, Buffer bias, int64_t N, int64_t IC, int64_t OC);
     // din (N, IC) = dout (N, OC) x weight; with gelu_in (N, IC), optional: = that * gelu'(gelu_in)
     void (*linear_backward_input)(Device *device, Buffer din, Buffer dout, Buffer weight, Buffer gelu_in, int64_t N, int64_t IC, int64_t OC);
     // dweight (OC, IC) F32 = or += dout^T x in; dbias (OC) F32, optional: = or += column sums of dout
@@ -132,8 +131,8 @@ struct Device {
     // scaled scores. Blocked with online softmax (Dao 2023, FlashAttention-2); nothing of size T x T exists.
     void (*attention_forward)(Device *device, Buffer out, Buffer lse, Buffer qkv, const Packing *packing, AttentionShape shape);
     // dqkv (N, QKV) =; delta (NH, N) F32 is scratch: row sums of dout*out
-    void (*attention_backward)(Device *device, Buffer dqkv, Buffer delta, Buffer dout, Buffer out, Buffer qkv, Buffer lse,
-                               const Packing *packing, AttentionShape shape);
+    void (*attention_backward)(Device *device, Buffer dqkv, Buffer delta, Buffer dout, Buffer out, Buffer qkv, Buffer lse, const Packing *packing,
+                               AttentionShape shape);
 
     // --- classifier on a chunk of tokens: losses (N) F32 = -log softmax(logits)[target], 0 where target < 0.
     // dlogits (N, V), optional: = (softmax - onehot) * dloss, 0 where target < 0; may be logits itself when the dtypes agree.

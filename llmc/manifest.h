@@ -276,12 +276,12 @@ static inline char *manifest_text(const Manifest *manifest) {
         json_t *size = json_pack("{s:I, s:s}", "bytes", (json_int_t)file->bytes, "xxh3", file->xxh3);
         if (json_object_set_new(sizes, file->name, size) != 0) good = false;
     }
-    json_t *root = json_pack("{s:s, s:i, s:I, s:I, s:I, s:O, s:O, s:{s:I, s:I, s:I, s:I, s:o}, s:{s:s, s:I}, s:n, s:o, s:o}", "format", MANIFEST_FORMAT,
-                             "version", MANIFEST_VERSION, "step", (json_int_t)state->step, "tokens", (json_int_t)state->tokens, "optimizer_steps",
-                             (json_int_t)state->optimizer_steps, "model", state->model, "flags", state->flags, "data", "seed",
-                             (json_int_t)state->seed, "epoch", (json_int_t)state->epoch, "position", (json_int_t)state->position,
-                             "row", (json_int_t)state->row, "files", files,
-                             "rng", "kind", MANIFEST_RNG, "seed", (json_int_t)state->seed, "scaler", "tensors", tensors, "files", sizes);
+    json_t *root =
+        json_pack("{s:s, s:i, s:I, s:I, s:I, s:O, s:O, s:{s:I, s:I, s:I, s:I, s:o}, s:{s:s, s:I}, s:n, s:o, s:o}", "format", MANIFEST_FORMAT,
+                  "version", MANIFEST_VERSION, "step", (json_int_t)state->step, "tokens", (json_int_t)state->tokens, "optimizer_steps",
+                  (json_int_t)state->optimizer_steps, "model", state->model, "flags", state->flags, "data", "seed", (json_int_t)state->seed,
+                  "epoch", (json_int_t)state->epoch, "position", (json_int_t)state->position, "row", (json_int_t)state->row, "files", files, "rng",
+                  "kind", MANIFEST_RNG, "seed", (json_int_t)state->seed, "scaler", "tensors", tensors, "files", sizes);
     char *text = NULL;
     size_t bytes = 0;
     FILE *out = good && root != NULL ? open_memstream(&text, &bytes) : NULL;

@@ -26,9 +26,7 @@ static inline int64_t model_q_width(const ModelConfig *m) { return m->heads * m-
 static inline int64_t model_kv_width(const ModelConfig *m) { return m->kv_heads * m->head_size; }
 static inline int64_t model_qkv_width(const ModelConfig *m) { return model_q_width(m) + 2 * model_kv_width(m); }
 // Columns that the MLP's first matrix product writes: FF, or gate and up side by side.
-static inline int64_t model_mlp_in_width(const ModelConfig *m) {
-    return m->activation == ACTIVATION_SWIGLU ? 2 * m->ffn : m->ffn;
-}
+static inline int64_t model_mlp_in_width(const ModelConfig *m) { return m->activation == ACTIVATION_SWIGLU ? 2 * m->ffn : m->ffn; }
 
 // ----------------------------------------------------------------------------
 // The tensor table
@@ -287,10 +285,10 @@ typedef struct {
     const char *about;
 } ModelPreset;
 
-#define GPT2_(name, L, C, NH, V, T, about)                                                                                          \
-    {name, L, C, NH, NH, (C) / (NH), 4 * (C), V, NORM_LAYERNORM, POSITION_LEARNED, ACTIVATION_GELU, BIAS_ON, true, false, 1e-5, 1e4, T, about}
-#define LLAMA_(name, L, C, NH, NKV, HS, FF, V, tied, qk, eps, theta, T, about)                                                      \
-    {name, L, C, NH, NKV, HS, FF, V, NORM_RMSNORM, POSITION_ROPE, ACTIVATION_SWIGLU, BIAS_OFF, tied, qk, eps, theta, T, about}
+#define GPT2_(name, L, C, NH, V, T, about)                                                                                                         \
+    { name, L, C, NH, NH, (C) / (NH), 4 * (C), V, NORM_LAYERNORM, POSITION_LEARNED, ACTIVATION_GELU, BIAS_ON, true, false, 1e-5, 1e4, T, about }
+#define LLAMA_(name, L, C, NH, NKV, HS, FF, V, tied, qk, eps, theta, T, about)                                                                     \
+    { name, L, C, NH, NKV, HS, FF, V, NORM_RMSNORM, POSITION_ROPE, ACTIVATION_SWIGLU, BIAS_OFF, tied, qk, eps, theta, T, about }
 
 static const ModelPreset model_presets[] = {
     GPT2_("gpt-nano", 4, 128, 4, 257, 256, "0.9M with bytes: seconds on a laptop"),
@@ -319,10 +317,22 @@ static inline const ModelPreset *model_preset_find(const char *name) {
 }
 
 static inline ModelConfig model_preset_config_(const ModelPreset *p) {
-    return (ModelConfig){.layers = p->layers, .channels = p->channels, .heads = p->heads, .kv_heads = p->kv_heads,
-                         .head_size = p->head_size, .ffn = p->ffn, .vocab = p->vocab, .max_seq = p->max_seq, .norm = p->norm,
-                         .position = p->position, .activation = p->activation, .bias = p->bias, .tied = p->tied,
-                         .qk_norm = p->qk_norm, .norm_eps = p->norm_eps, .rope_theta = p->rope_theta};
+    return (ModelConfig){.layers = p->layers,
+                         .channels = p->channels,
+                         .heads = p->heads,
+                         .kv_heads = p->kv_heads,
+                         .head_size = p->head_size,
+                         .ffn = p->ffn,
+                         .vocab = p->vocab,
+                         .max_seq = p->max_seq,
+                         .norm = p->norm,
+                         .position = p->position,
+                         .activation = p->activation,
+                         .bias = p->bias,
+                         .tied = p->tied,
+                         .qk_norm = p->qk_norm,
+                         .norm_eps = p->norm_eps,
+                         .rope_theta = p->rope_theta};
 }
 
 static inline void model_list(FILE *file) {
@@ -351,8 +361,15 @@ static inline bool model_configure(ModelConfig *m, const Options *o, int64_t dat
         if (preset == NULL) return fail(error, CODE_USAGE, "--model: unknown preset '%s' (--model list shows them)", o->model);
         *m = model_preset_config_(preset);
     } else {
-        *m = (ModelConfig){.layers = 12, .channels = 768, .norm = NORM_LAYERNORM, .position = POSITION_LEARNED, .activation = ACTIVATION_GELU,
-                           .bias = BIAS_ON, .tied = true, .norm_eps = 1e-5, .rope_theta = 1e4};
+        *m = (ModelConfig){.layers = 12,
+                           .channels = 768,
+                           .norm = NORM_LAYERNORM,
+                           .position = POSITION_LEARNED,
+                           .activation = ACTIVATION_GELU,
+                           .bias = BIAS_ON,
+                           .tied = true,
+                           .norm_eps = 1e-5,
+                           .rope_theta = 1e4};
     }
     // A flag that changes a width resets what the preset derived from it, unless that is given too.
     const bool shape_given = given[OPTION_channels] || given[OPTION_heads];
@@ -374,7 +391,8 @@ static inline bool model_configure(ModelConfig *m, const Options *o, int64_t dat
         m->head_size = o->head_size;
     } else if (preset == NULL || shape_given) {
         if (C % m->heads != 0) {
-            return fail(error, CODE_USAGE, "--heads: got %lld, wanted a divisor of --channels %lld (or give --head-size)", (long long)m->heads, (long long)C);
+            return fail(error, CODE_USAGE, "--heads: got %lld, wanted a divisor of --channels %lld (or give --head-size)", (long long)m->heads,
+                        (long long)C);
         }
         m->head_size = C / m->heads;
     }

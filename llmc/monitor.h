@@ -12,7 +12,9 @@
 #include <fcntl.h>        // open
 #include <jansson.h>      // json_loadb
 #include <omp.h>          // omp_get_max_threads
-#include <signal.h>       // sigaction
+#include <pthread.h>      // pthread_create
+#include <signal.h>       // sigwait
+#include <stdatomic.h>    // atomic_int
 #include <sys/ioctl.h>    // TIOCGWINSZ
 #if defined(USE_DNNL)
 #include <dnnl.h> // dnnl_version
@@ -546,25 +548,48 @@ static inline bool monitor_run_json(const char *out, int argc, char **argv, cons
 // ----------------------------------------------------------------------------
 // Wishes: signals and the file OUT/stop. The trainer asks once per step, saves, and exits with CODE_PREEMPTED.
 
-static volatile sig_atomic_t monitor_stop_signal; // the program's only global: a handler has nowhere else to write
+//
+// Signals are blocked in every thread and taken by a thread of their own. A handler would run on the stack of a thread that
+// computes, and oneDNN's generated kernels do not always keep a stack there: one signal in thirty was seen to end in a
+// corrupted heap.
 
-static inline void monitor_on_signal_(int number) { monitor_stop_signal = number; }
+static atomic_int monitor_stop_signal; // the program's only global: the number of the signal that asked, 0 = none
 
-// SIGTERM and SIGUSR1 (what batch systems send ahead of a time limit) ask to stop; so does SIGINT, and a second one kills.
-static inline bool monitor_signals(Error *error) {
-    const int numbers[] = {SIGTERM, SIGUSR1, SIGINT};
-    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
-        struct sigaction action = {.sa_handler = monitor_on_signal_, .sa_flags = SA_RESTART};
-        if (numbers[i] == SIGINT) action.sa_flags |= (int)SA_RESETHAND;
-        sigemptyset(&action.sa_mask);
-        if (sigaction(numbers[i], &action, NULL) != 0) return fail(error, CODE_IO, "sigaction: %s", strerror(errno));
+static inline void monitor_signal_set_(sigset_t *set) {
+    sigemptyset(set);
+    sigaddset(set, SIGTERM), sigaddset(set, SIGUSR1), sigaddset(set, SIGINT);
+}
+
+// Waits for signals; a second SIGINT kills.
+static inline void *monitor_signal_thread_(void *unused) {
+    sigset_t set;
+    monitor_signal_set_(&set);
+    for (int number; sigwait(&set, &number) == 0;) {
+        const bool again = number == SIGINT && atomic_load(&monitor_stop_signal) == SIGINT;
+        atomic_store(&monitor_stop_signal, number);
+        if (!again) continue;
+        signal(SIGINT, SIG_DFL);
+        pthread_sigmask(SIG_UNBLOCK, &set, NULL);
+        raise(SIGINT);
     }
-    return true;
+    return unused;
+}
+
+// SIGTERM and SIGUSR1 (what batch systems send ahead of a time limit) ask to stop; so does SIGINT. Call it before any other
+// thread exists: they inherit the mask.
+static inline bool monitor_signals(Error *error) {
+    sigset_t set;
+    pthread_t thread;
+    monitor_signal_set_(&set);
+    int status = pthread_sigmask(SIG_BLOCK, &set, NULL);
+    if (status == 0) status = pthread_create(&thread, NULL, monitor_signal_thread_, NULL);
+    if (status == 0) status = pthread_detach(thread);
+    return status == 0 || fail(error, CODE_IO, "cannot listen to signals: %s", strerror(status));
 }
 
 // NULL, or why the run should stop. OUT/stop is removed when it is honoured, so that it stops one run only.
 static inline const char *monitor_stop_requested(const char *out) {
-    switch (monitor_stop_signal) {
+    switch (atomic_load(&monitor_stop_signal)) {
     case 0: break;
     case SIGTERM: return "SIGTERM";
     case SIGUSR1: return "SIGUSR1";

@@ -16,74 +16,78 @@
 //   BARE   bool field      takes no value
 // A default of "" leaves the field at 0 (NULL text): "decided by something else", named in the help.
 // S(name) opens a section.
-#define OPTIONS_TABLE(S, X)                                                                                                         \
-    S("run")                                                                                                                        \
-    X(BARE, help, "help", "", 0, 0, "print this list and exit")                                                                     \
-    X(BARE, version, "version", "", 0, 0, "print version and libraries and exit")                                                   \
-    X(TEXT, config, "config", "", 1, 4096, "read flags from FILE: a line each, 'name value' or 'name = value', # starts a comment") \
-    X(TEXT, out, "out", "", 1, 4096, "directory for log.jsonl, run.json and checkpoints (none: nothing is written)")                \
-    X(CHOICE, device, "device", "cpu", 0, "cpu", "where to compute")                                                                \
-    X(INT, seed, "seed", "1337", 0, 9007199254740992., "seed of initialisation, data order, dropout and sampling")                  \
-    X(INT, steps, "steps", "1000", 0, 1e12, "optimizer steps in total; 0 only validates and samples")                               \
-    X(TEXT, resume, "resume", "no", 1, 4096, "auto: newest good checkpoint in --out, if any; no: refuse to start over one; or a checkpoint directory") \
-    X(BARE, dry_run, "dry-run", "", 0, 0, "check everything, print parameters, memory, data and steps; allocate nothing, train nothing") \
-    S("model")                                                                                                                      \
-    X(TEXT, model, "model", "", 1, 4096, "a preset to start from ('list' shows them); the flags below override it")                 \
-    X(INT, layers, "layers", "", 1, 100000, "transformer blocks (L; 12 without --model)")                                           \
-    X(INT, channels, "channels", "", 1, 262144, "width of the residual stream (C; 768 without --model)")                           \
-    X(INT, heads, "heads", "", 1, 8192, "query heads (NH; channels/64 without --model)")                                           \
-    X(INT, kv_heads, "kv-heads", "", 1, 8192, "key/value heads (NKV; default: as --heads); divides --heads")                       \
-    X(INT, head_size, "head-size", "", 1, 128, "channels of a head (HS; default channels/heads)")                                   \
-    X(INT, ffn, "ffn", "", 1, 1048576, "hidden width of the MLP (FF; default 4*channels, for swiglu 8/3*channels rounded up to 64)") \
-    X(INT, vocab, "vocab", "", 2, 16777216, "vocabulary size (V; default: from the token file's .json, else 50257)")                \
-    X(CHOICE, norm, "norm", "", 0, "layernorm|rmsnorm", "normalisation before attention, MLP and head (default layernorm)")         \
-    X(REAL, norm_eps, "norm-eps", "", 1e-12, 1e-1, "added to the variance inside the norms (default 1e-5)")                         \
-    X(CHOICE, position, "position", "", 0, "learned|rope", "how positions enter (default learned)")                                 \
-    X(REAL, rope_theta, "rope-theta", "", 1, 1e12, "base of the rotary frequencies (default 10000)")                                \
-    X(CHOICE, activation, "activation", "", 0, "gelu|swiglu", "MLP: gelu (tanh form) or swiglu (default gelu)")                     \
-    X(CHOICE, bias, "bias", "", 0, "off|on|qkv", "biases of linear layers and layernorms: all, none, or q, k, v only (default on)")  \
-    X(CHOICE, tied, "tied", "", 0, "off|on", "the head shares the embedding's weights (default on)")                                \
-    X(CHOICE, qk_norm, "qk-norm", "", 0, "off|on", "rmsnorm on every head of q and k (default off)")                                \
-    X(REAL, dropout, "dropout", "0", 0, 0.95, "probability of dropping an element after the embedding, attention and MLP")          \
-    X(TEXT, init_from, "init-from", "", 1, 4096, "start from the weights (only) of this checkpoint directory")                      \
-    S("data")                                                                                                                       \
-    X(TEXT, train, "train", "", 1, 4096, "token files to train on: a path or a quoted glob (.bin of llm.c, or .bin with Megatron's .idx beside it)") \
-    X(TEXT, val, "val", "", 1, 4096, "token files to validate on (optional)")                                                       \
-    X(CHOICE, shuffle, "shuffle", "on", 0, "off|on", "a new random order every epoch, or the order of the files")                   \
-    X(CHOICE, pack, "pack", "none", 0, "none|varlen|fit", "none: windows of T tokens; varlen: the same, attention stays inside documents; fit: whole documents packed into rows of T") \
-    X(INT, eot, "eot", "", 0, 2147483647, "id of the token that ends a document (default: from the token file's .json)")            \
-    S("batch")                                                                                                                      \
-    X(INT, seq, "seq", "256", 1, 1073741824, "tokens in a sequence (T)")                                                            \
-    X(INT, micro_batch, "micro-batch", "4", 1, 1048576, "sequences computed at once (B)")                                           \
-    X(INT, global_batch, "global-batch", "", 1, 1048576, "sequences in an optimizer step over all ranks (default: --micro-batch)")  \
-    S("optim")                                                                                                                      \
-    X(REAL, lr, "lr", "3e-4", 0, 1e3, "peak learning rate")                                                                         \
-    X(REAL, min_lr_frac, "min-lr-frac", "0.1", 0, 1, "learning rate at the end as a fraction of --lr")                              \
-    X(INT, warmup, "warmup", "0", 0, 1e12, "steps of linear warm-up")                                                               \
-    X(CHOICE, schedule, "schedule", "cosine", 0, "cosine|linear|wsd|constant", "learning rate after warm-up (wsd: constant, then linear decay)") \
-    X(REAL, wsd_frac, "wsd-frac", "0.2", 0, 1, "share of --steps that wsd spends decaying")                                         \
-    X(REAL, weight_decay, "weight-decay", "0.1", 0, 1e3, "decoupled weight decay of matrices (never of biases and norms)")          \
-    X(REAL, beta1, "beta1", "0.9", 0, 0.9999999, "AdamW: decay of the first moment")                                                \
-    X(REAL, beta2, "beta2", "0.95", 0, 0.9999999, "AdamW: decay of the second moment")                                              \
-    X(REAL, eps, "eps", "1e-8", 1e-30, 1, "AdamW: added to the root of the second moment")                                          \
-    X(REAL, clip, "clip", "1", 0, 1e9, "largest global norm of the gradient; larger ones are scaled down (0 = off)")                \
-    X(INT, bad_steps, "bad-steps", "10", 1, 1e9, "stop (exit 4) after so many steps in a row with a non-finite loss or norm")       \
-    S("precision")                                                                                                                  \
+#define OPTIONS_TABLE(S, X)                                                                                                                        \
+    S("run")                                                                                                                                       \
+    X(BARE, help, "help", "", 0, 0, "print this list and exit")                                                                                    \
+    X(BARE, version, "version", "", 0, 0, "print version and libraries and exit")                                                                  \
+    X(TEXT, config, "config", "", 1, 4096, "read flags from FILE: a line each, 'name value' or 'name = value', # starts a comment")                \
+    X(TEXT, out, "out", "", 1, 4096, "directory for log.jsonl, run.json and checkpoints (none: nothing is written)")                               \
+    X(CHOICE, device, "device", "cpu", 0, "cpu", "where to compute")                                                                               \
+    X(INT, seed, "seed", "1337", 0, 9007199254740992., "seed of initialisation, data order, dropout and sampling")                                 \
+    X(INT, steps, "steps", "1000", 0, 1e12, "optimizer steps in total; 0 only validates and samples")                                              \
+    X(TEXT, resume, "resume", "no", 1, 4096,                                                                                                       \
+      "auto: newest good checkpoint in --out, if any; no: refuse to start over one; or a checkpoint directory")                                    \
+    X(BARE, dry_run, "dry-run", "", 0, 0, "check everything, print parameters, memory, data and steps; allocate nothing, train nothing")           \
+    S("model")                                                                                                                                     \
+    X(TEXT, model, "model", "", 1, 4096, "a preset to start from ('list' shows them); the flags below override it")                                \
+    X(INT, layers, "layers", "", 1, 100000, "transformer blocks (L; 12 without --model)")                                                          \
+    X(INT, channels, "channels", "", 1, 262144, "width of the residual stream (C; 768 without --model)")                                           \
+    X(INT, heads, "heads", "", 1, 8192, "query heads (NH; channels/64 without --model)")                                                           \
+    X(INT, kv_heads, "kv-heads", "", 1, 8192, "key/value heads (NKV; default: as --heads); divides --heads")                                       \
+    X(INT, head_size, "head-size", "", 1, 128, "channels of a head (HS; default channels/heads)")                                                  \
+    X(INT, ffn, "ffn", "", 1, 1048576, "hidden width of the MLP (FF; default 4*channels, for swiglu 8/3*channels rounded up to 64)")               \
+    X(INT, vocab, "vocab", "", 2, 16777216, "vocabulary size (V; default: from the token file's .json, else 50257)")                               \
+    X(CHOICE, norm, "norm", "", 0, "layernorm|rmsnorm", "normalisation before attention, MLP and head (default layernorm)")                        \
+    X(REAL, norm_eps, "norm-eps", "", 1e-12, 1e-1, "added to the variance inside the norms (default 1e-5)")                                        \
+    X(CHOICE, position, "position", "", 0, "learned|rope", "how positions enter (default learned)")                                                \
+    X(REAL, rope_theta, "rope-theta", "", 1, 1e12, "base of the rotary frequencies (default 10000)")                                               \
+    X(CHOICE, activation, "activation", "", 0, "gelu|swiglu", "MLP: gelu (tanh form) or swiglu (default gelu)")                                    \
+    X(CHOICE, bias, "bias", "", 0, "off|on|qkv", "biases of linear layers and layernorms: all, none, or q, k, v only (default on)")                \
+    X(CHOICE, tied, "tied", "", 0, "off|on", "the head shares the embedding's weights (default on)")                                               \
+    X(CHOICE, qk_norm, "qk-norm", "", 0, "off|on", "rmsnorm on every head of q and k (default off)")                                               \
+    X(REAL, dropout, "dropout", "0", 0, 0.95, "probability of dropping an element after the embedding, attention and MLP")                         \
+    X(TEXT, init_from, "init-from", "", 1, 4096, "start from the weights (only) of this checkpoint directory")                                     \
+    S("data")                                                                                                                                      \
+    X(TEXT, train, "train", "", 1, 4096,                                                                                                           \
+      "token files to train on: a path or a quoted glob (.bin of llm.c, or .bin with Megatron's .idx beside it)")                                  \
+    X(TEXT, val, "val", "", 1, 4096, "token files to validate on (optional)")                                                                      \
+    X(CHOICE, shuffle, "shuffle", "on", 0, "off|on", "a new random order every epoch, or the order of the files")                                  \
+    X(CHOICE, pack, "pack", "none", 0, "none|varlen|fit",                                                                                          \
+      "none: windows of T tokens; varlen: the same, attention stays inside documents; fit: whole documents packed into rows of T")                 \
+    X(INT, eot, "eot", "", 0, 2147483647, "id of the token that ends a document (default: from the token file's .json)")                           \
+    S("batch")                                                                                                                                     \
+    X(INT, seq, "seq", "256", 1, 1073741824, "tokens in a sequence (T)")                                                                           \
+    X(INT, micro_batch, "micro-batch", "4", 1, 1048576, "sequences computed at once (B)")                                                          \
+    X(INT, global_batch, "global-batch", "", 1, 1048576, "sequences in an optimizer step over all ranks (default: --micro-batch)")                 \
+    S("optim")                                                                                                                                     \
+    X(REAL, lr, "lr", "3e-4", 0, 1e3, "peak learning rate")                                                                                        \
+    X(REAL, min_lr_frac, "min-lr-frac", "0.1", 0, 1, "learning rate at the end as a fraction of --lr")                                             \
+    X(INT, warmup, "warmup", "0", 0, 1e12, "steps of linear warm-up")                                                                              \
+    X(CHOICE, schedule, "schedule", "cosine", 0, "cosine|linear|wsd|constant", "learning rate after warm-up (wsd: constant, then linear decay)")   \
+    X(REAL, wsd_frac, "wsd-frac", "0.2", 0, 1, "share of --steps that wsd spends decaying")                                                        \
+    X(REAL, weight_decay, "weight-decay", "0.1", 0, 1e3, "decoupled weight decay of matrices (never of biases and norms)")                         \
+    X(REAL, beta1, "beta1", "0.9", 0, 0.9999999, "AdamW: decay of the first moment")                                                               \
+    X(REAL, beta2, "beta2", "0.95", 0, 0.9999999, "AdamW: decay of the second moment")                                                             \
+    X(REAL, eps, "eps", "1e-8", 1e-30, 1, "AdamW: added to the root of the second moment")                                                         \
+    X(REAL, clip, "clip", "1", 0, 1e9, "largest global norm of the gradient; larger ones are scaled down (0 = off)")                               \
+    X(INT, bad_steps, "bad-steps", "10", 1, 1e9, "stop (exit 4) after so many steps in a row with a non-finite loss or norm")                      \
+    S("precision")                                                                                                                                 \
     X(CHOICE, precision, "precision", "fp32", 0, "fp32|bf16", "storage of weights and activations (bf16 keeps fp32 master weights and gradients)") \
-    S("eval")                                                                                                                       \
-    X(INT, val_every, "val-every", "0", 0, 1e12, "validate every N steps and after the last (0 = only after the last)")             \
-    X(INT, val_batches, "val-batches", "20", 1, 1e9, "micro-batches of a validation (at most the whole --val set)")                 \
-    X(INT, sample_every, "sample-every", "0", 0, 1e12, "print generated text every N steps and after the last (0 = off, unless --prompt is given: then after the last)") \
-    X(INT, sample_tokens, "sample-tokens", "128", 1, 1048576, "tokens to generate")                                                 \
-    X(TEXT, prompt, "prompt", "", 0, 65536, "text that the generated text continues")                                               \
-    X(REAL, temperature, "temperature", "0.8", 0, 100, "sampling temperature (0 = always the likeliest token)")                     \
-    X(INT, top_k, "top-k", "0", 0, 16777216, "sample from the K likeliest tokens only (0 = off)")                                   \
-    X(REAL, top_p, "top-p", "1", 0.0001, 1, "sample from the likeliest tokens that hold this much probability")                     \
-    S("save")                                                                                                                       \
-    X(INT, save_every, "save-every", "1000", 0, 1e12, "checkpoint every N steps and after the last, into --out (0 = off)")              \
-    X(INT, keep, "keep", "2", 1, 1e9, "checkpoints to keep in --out")                                                               \
-    S("debug")                                                                                                                      \
-    X(TEXT, dump_grads, "dump-grads", "", 1, 4096, "write step 1's full unclipped gradients to DIR/grads.safetensors")              \
+    S("eval")                                                                                                                                      \
+    X(INT, val_every, "val-every", "0", 0, 1e12, "validate every N steps and after the last (0 = only after the last)")                            \
+    X(INT, val_batches, "val-batches", "20", 1, 1e9, "micro-batches of a validation (at most the whole --val set)")                                \
+    X(INT, sample_every, "sample-every", "0", 0, 1e12,                                                                                             \
+      "print generated text every N steps and after the last (0 = off, unless --prompt is given: then after the last)")                            \
+    X(INT, sample_tokens, "sample-tokens", "128", 1, 1048576, "tokens to generate")                                                                \
+    X(TEXT, prompt, "prompt", "", 0, 65536, "text that the generated text continues")                                                              \
+    X(REAL, temperature, "temperature", "0.8", 0, 100, "sampling temperature (0 = always the likeliest token)")                                    \
+    X(INT, top_k, "top-k", "0", 0, 16777216, "sample from the K likeliest tokens only (0 = off)")                                                  \
+    X(REAL, top_p, "top-p", "1", 0.0001, 1, "sample from the likeliest tokens that hold this much probability")                                    \
+    S("save")                                                                                                                                      \
+    X(INT, save_every, "save-every", "1000", 0, 1e12, "checkpoint every N steps and after the last, into --out (0 = off)")                         \
+    X(INT, keep, "keep", "2", 1, 1e9, "checkpoints to keep in --out")                                                                              \
+    S("debug")                                                                                                                                     \
+    X(TEXT, dump_grads, "dump-grads", "", 1, 4096, "write step 1's full unclipped gradients to DIR/grads.safetensors")                             \
     X(CHOICE, log_samples, "log-samples", "off", 0, "off|on", "put the ids of a step's sequences into its log record")
 
 #define OPTIONS_FIELD_INT(f) int64_t f;
@@ -104,7 +108,7 @@ typedef struct {
 #define OPTIONS_MEMBER(kind, field, flag, preset, low, high, help) OPTIONS_FIELD_##kind(field)
     OPTIONS_TABLE(OPTIONS_NOTHING, OPTIONS_MEMBER)
 #undef OPTIONS_MEMBER
-    bool given[OPTION_COUNT]; // set by the user, on the command line or in a config file
+    bool given[OPTION_COUNT];  // set by the user, on the command line or in a config file
     char *owned[OPTION_COUNT]; // texts that came from a config file
 } Options;
 
@@ -140,7 +144,7 @@ static inline const OptionRow *options_rows(void) {
         OptionRow row;
     } lines[] = {
 #define OPTIONS_SECTION(name) {name, {0}},
-#define OPTIONS_ROW(kind, field, flag, preset, low, high, help)                                                                     \
+#define OPTIONS_ROW(kind, field, flag, preset, low, high, help)                                                                                    \
     {NULL, {OPTION_##kind, NULL, flag, preset, low, OPTIONS_HIGH_##kind(high), help, offsetof(Options, field)}},
         OPTIONS_TABLE(OPTIONS_SECTION, OPTIONS_ROW)
 #undef OPTIONS_SECTION
@@ -286,7 +290,8 @@ static inline bool options_parse_config(Options *options, const char *text, size
         while (isspace((unsigned char)*value)) value++;
         int index = options_find_(start, name_length);
         if (index < 0 || index == OPTION_config) {
-            return fail(error, CODE_USAGE, "%sunknown flag '%.*s' (see --help; names stand without --)", where, (int)min_i64((int64_t)name_length, 60), start);
+            return fail(error, CODE_USAGE, "%sunknown flag '%.*s' (see --help; names stand without --)", where,
+                        (int)min_i64((int64_t)name_length, 60), start);
         }
         bool bare = options_rows()[index].kind == OPTION_BARE;
         if (bare && *value != '\0') return fail(error, CODE_USAGE, "%s%s: takes no value, got '%s'", where, options_rows()[index].flag, value);

@@ -57,16 +57,12 @@ static inline float rng_normal(uint64_t key, uint64_t tensor_id, uint64_t elemen
 // Dropout keeps an element when its 16 bits are below the threshold: an integer comparison, the same on all devices.
 // One Philox call serves 8 consecutive channels. `site` names the place in the network (2*layer, 2*layer+1; embedding
 // 0xffffff), `token` is the token's index in the global batch of the step.
-static inline uint64_t rng_dropout_key(uint64_t seed, uint64_t step) {
-    return rng_mix(rng_key(seed, RNG_DROPOUT) ^ rng_mix(step));
-}
+static inline uint64_t rng_dropout_key(uint64_t seed, uint64_t step) { return rng_mix(rng_key(seed, RNG_DROPOUT) ^ rng_mix(step)); }
 static inline void rng_dropout_bits(uint64_t key, uint32_t site, uint64_t token, uint32_t channel_group, uint16_t bits[8]) {
     Philox r = philox(key, token, (uint64_t)site << 32 | channel_group);
     for (int i = 0; i < 4; i++) bits[2 * i] = (uint16_t)r.x[i], bits[2 * i + 1] = (uint16_t)(r.x[i] >> 16);
 }
 // Threshold of 65536 for a drop probability; an element is kept when bits < threshold, and scaled by 65536/threshold.
-static inline uint32_t rng_dropout_threshold(double probability) {
-    return (uint32_t)(65536.0 * (1.0 - probability) + 0.5);
-}
+static inline uint32_t rng_dropout_threshold(double probability) { return (uint32_t)(65536.0 * (1.0 - probability) + 0.5); }
 
 #endif

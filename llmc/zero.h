@@ -16,7 +16,7 @@ typedef struct {
     int64_t elements;  // of an arena, padding included
     Segment *segments; // (tensors) in arena order, device memory
     int64_t segment_count;
-    Dtype dtype;                           // of the parameters
+    Dtype dtype;                                // of the parameters
     Buffer param, master, grad, adam_m, adam_v; // (elements); master is absent when parameters are fp32
 } Zero;
 
@@ -43,8 +43,10 @@ typedef struct {
 
 static inline ZeroBytes zero_bytes(const Model *model, Dtype dtype) {
     const size_t elements = (size_t)zero_layout(model, NULL);
-    return (ZeroBytes){.param_bytes = elements * dtype_bytes(dtype), .master_bytes = dtype == DTYPE_F32 ? 0 : elements * 4,
-                       .grad_bytes = elements * 4, .optim_bytes = elements * 8};
+    return (ZeroBytes){.param_bytes = elements * dtype_bytes(dtype),
+                       .master_bytes = dtype == DTYPE_F32 ? 0 : elements * 4,
+                       .grad_bytes = elements * 4,
+                       .optim_bytes = elements * 8};
 }
 
 static inline Zero zero_create(Device *device, const Model *model, Dtype dtype) {

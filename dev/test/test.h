@@ -15,7 +15,8 @@ static int passed_, failed_;
 #if defined(__GNUC__)
 __attribute__((format(printf, 2, 3)))
 #endif
-static void check(bool ok, const char *format, ...) {
+static void
+check(bool ok, const char *format, ...) {
     va_list arguments;
     ok ? passed_++ : failed_++;
     if (ok) return;

@@ -281,15 +281,26 @@ static void test_run_json(void) {
     printf("run.json: every flag resolved, machine, libraries\n");
 }
 
-// A child installs the handlers, sends itself `numbers`, and exits with what monitor_stop_requested says.
+// What monitor_stop_requested says within two seconds: signals are taken by another thread.
+static const char *awaited_(void) {
+    const char *reason = NULL;
+    for (double end_ms = clock_ms() + 2000; reason == NULL && clock_ms() < end_ms; usleep(1000)) reason = monitor_stop_requested(NULL);
+    return reason;
+}
+
+// A child listens, sends itself `numbers`, and exits with what monitor_stop_requested says. No signal may reach another thread.
 static int signalled_(const int *numbers, int count) {
     fflush(stdout);
     const pid_t child = fork();
     if (child == 0) {
         Error error = {0};
         if (!monitor_signals(&error) || monitor_stop_requested(NULL) != NULL) _exit(99);
-        for (int i = 0; i < count; i++) raise(numbers[i]);
-        const char *reason = monitor_stop_requested(NULL);
+        const char *reason = NULL;
+        for (int i = 0; i < count; i++) {
+            kill(getpid(), numbers[i]);
+            reason = awaited_();
+            if (i > 0) usleep(200000); // a second SIGINT has no answer to wait for
+        }
         _exit(reason == NULL                   ? 98
               : strcmp(reason, "SIGTERM") == 0 ? 1
               : strcmp(reason, "SIGUSR1") == 0 ? 2
@@ -307,6 +318,11 @@ static void test_signals(void) {
     check(signalled_((int[]){SIGUSR1}, 1) == 2, "SIGUSR1");
     check(signalled_((int[]){SIGINT}, 1) == 3, "SIGINT");
     check(signalled_((int[]){SIGINT, SIGINT}, 2) == 100 + SIGINT, "the second SIGINT kills");
+    sigset_t blocked;
+    Error error = {0};
+    check(monitor_signals(&error) && pthread_sigmask(SIG_BLOCK, NULL, &blocked) == 0 && sigismember(&blocked, SIGTERM) == 1 &&
+              sigismember(&blocked, SIGUSR1) == 1 && sigismember(&blocked, SIGINT) == 1,
+          "the threads that compute never see a signal");
     check(monitor_stop_requested(out_) == NULL, "nothing asks to stop");
     write_("stop", "", 0);
     const char *reason = monitor_stop_requested(out_);
