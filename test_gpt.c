@@ -32,7 +32,9 @@ static Subject *subject_open(const ModelConfig *config, int precision, int64_t B
     o->weight_decay = optimizer->weight_decay;
     o->clip = optimizer->clip;
     s->config = *config;
-    trainer_create(&s->trainer, o, &s->config);
+    static Comm *comm; // of one rank, for all subjects
+    if (comm == NULL) comm = comm_init(NULL, NULL);
+    trainer_create(&s->trainer, o, &s->config, comm);
     return s;
 }
 

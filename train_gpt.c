@@ -1,10 +1,11 @@
 // train_gpt.c: the trainer. Reads top to bottom: the trainer's state, forward, backward, one optimizer step, validation,
-// generation, checkpoints, main. Every op is a call through the device table (llmc/device.h); shapes are in the legend of
-// llmc/model.h.
+// generation, checkpoints, main. Started by mpirun, every rank runs it on its share of the global batch (data parallel). Every op is a call through
+// the device table (llmc/device.h); shapes are in the legend of llmc/model.h.
 
 #include "llmc/activations.h" // Activations, activations_layout
 #include "llmc/base.h"        // Error, die, clock_ms
 #include "llmc/checkpoint.h"  // checkpoint_save, checkpoint_load
+#include "llmc/comm.h"        // Comm, comm_all_reduce
 #include "llmc/cpu/cpu.h"     // device_cpu
 #include "llmc/cpu/threads.h" // threads_wait_briefly
 #include "llmc/device.h"      // Device, Buffer
@@ -21,6 +22,7 @@
 
 typedef struct {
     const Options *options;
+    Comm *comm; // all ranks are replicas: each holds the whole model
     Model model;
     Device device;
     Dtype dtype; // of weights and activations
@@ -32,6 +34,7 @@ typedef struct {
     int64_t optimizer_steps; // updates applied so far
     uint64_t dropout_key;    // of the running step
     uint32_t keep_threshold; // 65536 outside of training: nothing is dropped
+    CommHandle *reductions;  // (units) of gradients, in flight
     uint64_t init_hash;
     double peak_flops; // rate of a large matrix product: what MFU is a share of
 } Trainer;
@@ -77,11 +80,12 @@ static void trainer_init_parameters(Trainer *t) {
 }
 
 // Fills a Trainer, which must not move afterwards: its parts point at each other.
-static void trainer_create(Trainer *t, const Options *options, const ModelConfig *config) {
-    *t = (Trainer){.options = options, .model = model_create(config), .device = device_cpu(), .keep_threshold = 65536};
+static void trainer_create(Trainer *t, const Options *options, const ModelConfig *config, Comm *comm) {
+    *t = (Trainer){.options = options, .comm = comm, .model = model_create(config), .device = device_cpu(), .keep_threshold = 65536};
     Device *device = &t->device;
     t->dtype = options->precision == PRECISION_BF16 ? DTYPE_BF16 : DTYPE_F32;
-    t->zero = zero_create(device, &t->model, t->dtype);
+    t->zero = zero_create(device, comm, &t->model, t->dtype);
+    t->reductions = base_new((size_t)t->model.units, sizeof *t->reductions);
     BlockActs *blocks = base_new((size_t)config->layers, sizeof *blocks);
     t->arena_bytes = activations_layout(&t->acts, NULL, NULL, config, t->dtype, options->micro_batch, options->seq);
     t->arena = device->alloc(device, t->arena_bytes);
@@ -98,7 +102,8 @@ static void trainer_create(Trainer *t, const Options *options, const ModelConfig
 
 static void trainer_free(Trainer *t) {
     Device *device = &t->device;
-    zero_free(&t->zero, device);
+    zero_free(&t->zero, device, t->comm);
+    free(t->reductions);
     device->release(device, t->arena);
     device->release(device, t->state);
     free(t->acts.blocks);
@@ -277,8 +282,16 @@ static void block_backward(Trainer *t, int64_t l, const Packing *packing, bool a
                      w[TENSOR_NORM1_WEIGHT], m->norm, N, C);
 }
 
-// From the gradient of the final norm's output (acts.dnorm, by head()) to all the others.
-static void backward(Trainer *t, const Packing *packing, bool accumulate) {
+// Starts the sum over all ranks of a unit's gradients, which are complete. It goes on while backward does.
+static void reduce_unit(Trainer *t, int unit) {
+    const ZeroRange range = zero_unit_range(&t->zero, unit);
+    if (t->comm->size == 1) return;
+    t->reductions[unit] = comm_all_reduce_start(t->comm->world, buffer_at(t->zero.grad, range.begin).data, range.count, COMM_F32, COMM_SUM);
+}
+
+// From the gradient of the final norm's output (acts.dnorm, by head()) to all the others. last_micro_batch: none follows
+// in this step, so each unit's gradients go to the other ranks as soon as they are complete.
+static void backward(Trainer *t, const Packing *packing, bool accumulate, bool last_micro_batch) {
     const ModelConfig *m = &t->model.config;
     const int64_t N = packing->tokens, C = m->channels;
     Device *d = &t->device;
@@ -288,7 +301,12 @@ static void backward(Trainer *t, const Packing *packing, bool accumulate) {
 
     d->norm_backward(d, a->dresidual, false, last.grad[TENSOR_NORM_WEIGHT], last.grad[TENSOR_NORM_BIAS], accumulate, a->dnorm, a->last, a->mean,
                      a->rstd, last.weight[TENSOR_NORM_WEIGHT], m->norm, N, C);
-    for (int64_t l = m->layers - 1; l >= 0; l--) block_backward(t, l, packing, accumulate);
+    if (last_micro_batch) reduce_unit(t, model_head_unit(&t->model));
+    for (int64_t l = m->layers - 1; l >= 0; l--) {
+        block_backward(t, l, packing, accumulate);
+        if (last_micro_batch) reduce_unit(t, (int)l + 1);
+        comm_progress(t->comm);
+    }
     // The embedding's gradients are always +=: a tied one already holds the head's, others start from zero.
     if (!accumulate && !m->tied) d->zero(d, embedding.grad[TENSOR_WTE].data, (size_t)(m->vocab * C) * sizeof(float));
     if (!accumulate && m->position == POSITION_LEARNED) {
@@ -296,6 +314,7 @@ static void backward(Trainer *t, const Packing *packing, bool accumulate) {
     }
     d->embedding_backward(d, embedding.grad[TENSOR_WTE], embedding.grad[TENSOR_WPE], a->dresidual, a->ids, a->positions, &dropout, N, C, m->vocab,
                           m->max_seq);
+    if (last_micro_batch) reduce_unit(t, 0);
 }
 
 // ----------------------------------------------------------------------------
@@ -303,14 +322,20 @@ static void backward(Trainer *t, const Packing *packing, bool accumulate) {
 
 // Gradients of the whole step: every micro-batch forward and backward; the loss is the mean over all valid tokens.
 static void accumulate_gradients(Trainer *t, const StepBatch *batch) {
-    const double scale = batch->valid_global > 0 ? 1.0 / (double)batch->valid_global : 0.0;
+    int64_t valid = batch->valid_global;
+    if (valid < 0) { // only the ranks together know
+        valid = batch->valid;
+        comm_all_reduce(t->comm->world, &valid, 1, COMM_I64, COMM_SUM);
+    }
+    const double scale = valid > 0 ? 1.0 / (double)valid : 0.0;
     for (int64_t i = 0; i < batch->micro_count; i++) {
         const Packing packing = upload(t, &batch->micros[i]);
         forward(t, &packing);
         head(t, packing.tokens, scale, true, i > 0);
         t->device.loss_sum(&t->device, t->state, t->acts.losses, scale, packing.tokens);
-        backward(t, &packing, i > 0);
+        backward(t, &packing, i > 0, i + 1 == batch->micro_count);
     }
+    for (int unit = 0; unit < t->model.units; unit++) comm_wait(&t->reductions[unit]);
 }
 
 // Starts step n (from 1): the scalars that live on the device, and the key of its dropout.
@@ -321,9 +346,14 @@ static void step_begin(Trainer *t, int64_t step) {
     t->keep_threshold = rng_dropout_threshold(t->model.config.dropout);
 }
 
-// Ends it: norm, clipping and update on the device; returns what happened.
+// Ends it: the loss of all ranks, norm, clipping and update; returns what happened, the same on every rank.
 static StepState step_end(Trainer *t) {
     StepState result;
+    if (t->comm->size > 1) {
+        t->device.copy_out(&t->device, &result, t->state, sizeof result);
+        comm_all_reduce(t->comm->world, &result.loss_sum, 1, COMM_F64, COMM_SUM);
+        t->device.copy_in(&t->device, t->state, &result, sizeof result);
+    }
     optimizer_update(&t->zero, &t->device, t->state, t->options->clip, optimizer_config(t->options));
     t->device.copy_out(&t->device, &result, t->state, sizeof result);
     t->optimizer_steps = result.optimizer_steps;
@@ -350,6 +380,7 @@ static double losses_of(Trainer *t, const MicroBatch *batch) {
 // A run: the trainer with its data, its place on disk and its log
 
 typedef struct {
+    Comm *comm;
     Options options;
     ModelConfig config;
     TokenSet train_set, val_set;
@@ -366,32 +397,57 @@ typedef struct {
     LoaderPosition start; // where the training data goes on
 } Run;
 
-// Dies of an error; the console line is ended first.
+static bool is_first(const Run *run) { return run->comm->rank == 0; } // the rank that speaks and writes
+
+// Ends the run with an error that every rank has met alike; one of them tells it.
+static void end_with(Run *run, const Error *error) __attribute__((noreturn));
+static void end_with(Run *run, const Error *error) {
+    Error ignored = {0};
+    if (run->comm->size == 1) monitor_close(&run->monitor, &ignored), die_error(error);
+    if (is_first(run)) monitor_close(&run->monitor, &ignored), fprintf(stderr, "train_gpt: %s\n", error->text);
+    comm_finish(run->comm);
+    exit(error->code);
+}
+
+// Ends the run with an error of this rank alone; the console line is ended first.
 static void require(Run *run, bool good, const Error *error) {
     if (good) return;
+    if (run->comm->size == 1) end_with(run, error);
     Error ignored = {0};
     monitor_close(&run->monitor, &ignored);
-    die_error(error);
+    comm_abort(run->comm, error->code, "%s", error->text);
+}
+
+// What every rank must have managed before the run goes on: the first rank that has not tells why, and all end.
+static void require_all(Run *run, bool good, Error *error) {
+    int64_t failing = good ? 0 : run->comm->size - run->comm->rank; // the largest is that of the first rank
+    comm_all_reduce(run->comm->world, &failing, 1, COMM_I64, COMM_MAX);
+    if (failing == 0) return;
+    const int root = run->comm->size - (int)failing;
+    comm_broadcast(run->comm->world, error, (int64_t)sizeof *error, COMM_BYTE, root);
+    end_with(run, error);
 }
 
 static bool due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
 
-// Mean loss over the valid tokens of at most --val-batches micro-batches, the same ones every time.
+// Mean loss over the valid tokens of at most --val-batches micro-batches (a multiple of the ranks), the same ones every time.
 static void validate(Run *run) {
     Error error = {0};
-    double sum = 0;
-    int64_t valid = 0;
+    double sums[2] = {0, 0}; // of losses, of valid tokens
     if (run->options.val == NULL) return;
+    comm_heartbeat(run->comm, run->step, "validation");
     loader_rewind(&run->val);
-    for (int64_t i = 0; i < run->options.val_batches; i++) {
+    for (int64_t i = 0; i < ceil_div(run->options.val_batches, run->comm->size); i++) {
         const StepBatch *batch = loader_next(&run->val, &error);
         require(run, error.code == 0, &error);
         if (batch == NULL) break;
-        sum += losses_of(&run->trainer, &batch->micros[0]);
-        valid += batch->valid;
+        if (batch->micros[0].tokens > 0) sums[0] += losses_of(&run->trainer, &batch->micros[0]);
+        sums[1] += (double)batch->valid;
+        comm_progress(run->comm);
     }
-    const double loss = valid > 0 ? sum / (double)valid : (double)NAN;
-    require(run, monitor_val(&run->monitor, run->step, loss, &error), &error);
+    comm_all_reduce(run->comm->world, sums, 2, COMM_F64, COMM_SUM);
+    const double loss = sums[1] > 0 ? sums[0] / sums[1] : (double)NAN;
+    require(run, !is_first(run) || monitor_val(&run->monitor, run->step, loss, &error), &error);
 }
 
 // Logits of the token that follows `count` tokens, into host memory (V). Recomputes the whole context.
@@ -422,6 +478,8 @@ static void next_logits(Trainer *t, const int32_t *context, int64_t count, float
 
 // Prints --sample-tokens tokens after the prompt (or after an end of document). Text when the tokenizer is built in, else ids.
 static void generate(Run *run) {
+    if (!is_first(run)) return;
+    comm_heartbeat(run->comm, run->step, "generation");
     const Options *o = &run->options;
     const int64_t V = run->config.vocab, limit = o->seq;
     const SamplingConfig sampling = {o->temperature, o->top_k, o->top_p};
@@ -442,6 +500,7 @@ static void generate(Run *run) {
         const int64_t from = max_i64(0, count - limit);
         next_logits(&run->trainer, ids + from, count - from, logits);
         const Philox r = philox(key, (uint64_t)run->step, (uint64_t)i);
+        comm_progress(run->comm);
         ids[count++] = sampling_choose(logits, V, sampling, (double)r.x[0] / 4294967296.0);
     }
     for (int64_t i = begin; i < count; i++) {
@@ -487,6 +546,8 @@ static CheckpointDataFile *data_files(const TokenSet *set) {
 }
 
 static void save(Run *run) {
+    if (!is_first(run)) return; // replicas are equal
+    comm_heartbeat(run->comm, run->step, "saving");
     Trainer *t = &run->trainer;
     Error error = {0};
     int count;
@@ -528,7 +589,7 @@ static bool find_checkpoint(Run *run, Checkpoint *checkpoint, bool *found, Error
     }
     if (strcmp(o->resume, "auto") == 0) {
         if (o->out == NULL) return fail(error, CODE_USAGE, "--resume auto: wanted --out, the directory to look in");
-        if (!checkpoint_find(o->out, checkpoint, found, stderr, error)) return false;
+        if (!checkpoint_find(o->out, checkpoint, found, is_first(run) ? stderr : NULL, error)) return false;
     } else {
         if (!checkpoint_open(o->resume, checkpoint, error)) return false;
         *found = true;
@@ -564,8 +625,10 @@ static void load_weights(Run *run) {
     Trainer *t = &run->trainer;
     Error error = {0};
     Checkpoint checkpoint;
-    require(run, checkpoint_open(run->options.init_from, &checkpoint, &error), &error);
-    require(run, checkpoint_model_check(checkpoint.directory, checkpoint.manifest.state.model, &run->config, &error), &error);
+    require_all(run,
+                checkpoint_open(run->options.init_from, &checkpoint, &error) &&
+                    checkpoint_model_check(checkpoint.directory, checkpoint.manifest.state.model, &run->config, &error),
+                &error);
     const Buffer arena = t->dtype == DTYPE_F32 ? t->zero.param : t->zero.master;
     for (int i = 0; i < t->model.count; i++) {
         CheckpointTensor row = checkpoint_tensor(&t->zero, i, "master/", arena);
@@ -581,7 +644,7 @@ static void dump_gradients(Run *run) {
     const Options *o = &run->options;
     const Zero *zero = &run->trainer.zero;
     Error error = {0};
-    if (o->dump_grads == NULL) return;
+    if (o->dump_grads == NULL || !is_first(run)) return;
     const int count = zero->model->count;
     SafetensorsEntry *entries = base_new((size_t)count, sizeof *entries);
     for (int i = 0; i < count; i++) {
@@ -607,9 +670,9 @@ static LoaderConfig loader_config(const Run *run, bool training) {
                           .flag = training ? "--train" : "--val",
                           .seq = o->seq,
                           .micro_batch = o->micro_batch,
-                          .global_batch = training ? o->global_batch : o->micro_batch,
-                          .rank = 0,
-                          .ranks = 1,
+                          .global_batch = training ? o->global_batch : o->micro_batch * run->comm->size,
+                          .rank = run->comm->rank,
+                          .ranks = run->comm->size,
                           .seed = (uint64_t)o->seed,
                           .shuffle = training && o->shuffle,
                           .pack = o->pack,
@@ -653,13 +716,21 @@ static bool prepare_vocabulary(Run *run, Error *error) {
 
 static bool prepare(Run *run, Error *error) {
     Options *o = &run->options;
-    if (!o->given[OPTION_global_batch]) o->global_batch = o->micro_batch;
+    if (!o->given[OPTION_global_batch]) o->global_batch = o->micro_batch * run->comm->size;
     if (o->train == NULL && o->steps > 0 && !o->dry_run) {
         return fail(error, CODE_USAGE, "--train: got nothing, wanted token files (data/kjv.sh makes some; --steps 0 only validates and samples)");
     }
     return prepare_tokens(&run->train_set, o->train, "--train", error) && prepare_tokens(&run->val_set, o->val, "--val", error) &&
            prepare_vocabulary(run, error) && (o->train == NULL || tokens_check(&run->train_set, run->config.vocab, error)) &&
            (o->val == NULL || tokens_check(&run->val_set, run->config.vocab, error));
+}
+
+static bool open_loaders(Run *run, Error *error) {
+    const Options *o = &run->options;
+    const LoaderConfig train = loader_config(run, true), val = loader_config(run, false);
+    const LoaderPosition beginning = {0};
+    return (o->train == NULL || loader_open(&run->train, &train, o->steps > 0 ? run->start : beginning, error)) &&
+           (o->val == NULL || loader_open(&run->val, &val, beginning, error));
 }
 
 // Sizes of everything that will be allocated.
@@ -692,6 +763,9 @@ static void banner(const Run *run, const PlanInput *plan) {
            (long long)m->channels, (long long)m->heads, (long long)m->kv_heads, (long long)m->ffn, (long long)m->vocab);
     printf("batch   %lld sequences of %lld tokens = %lld tokens a step (%lld at once); %lld steps\n", (long long)o->global_batch, (long long)o->seq,
            (long long)facts.tokens_per_step, (long long)o->micro_batch, (long long)o->steps);
+    if (run->comm->size > 1) {
+        printf("ranks   %d data-parallel replicas, %d on this host\n", run->comm->size, run->comm->local_size);
+    }
     printf("device  %s, %d threads, matrix products by %s, %s; %s of memory planned\n", run->trainer.device.name, omp_get_max_threads(), BUILD_BLAS,
            o->precision == PRECISION_BF16 ? "bf16 with fp32 master weights" : "fp32", plan_bytes_text((double)facts.total_bytes, memory));
     if (o->train != NULL) {
@@ -702,31 +776,61 @@ static void banner(const Run *run, const PlanInput *plan) {
     fflush(stdout);
 }
 
+// What the ranks tell each other after a step: their tokens, and whether one was asked to stop.
+static bool share_step(Run *run, int64_t *tokens, bool stop) {
+    int64_t sums[2] = {*tokens, stop};
+    comm_all_reduce(run->comm->world, sums, 2, COMM_I64, COMM_SUM);
+    *tokens = sums[0];
+    return sums[1] > 0;
+}
+
 // The record of a step; a step that was skipped is told, and after --bad-steps in a row the run ends.
-static void record_step(Run *run, const StepBatch *batch, const StepState *result, double ms) {
+static void record_step(Run *run, const StepBatch *batch, const StepState *result, int64_t tokens, double ms) {
     const Options *o = &run->options;
     Error error = {0};
     run->step++;
-    run->tokens += batch->tokens;
+    run->tokens += tokens;
     const StepRecord record = {.step = run->step,
                                .loss = result->loss_sum,
                                .grad_norm = result->grad_norm,
                                .lr = result->lr,
-                               .tokens = batch->tokens,
+                               .tokens = tokens,
                                .ms = ms,
                                .samples = o->log_samples ? batch->sample_ids : NULL,
                                .sample_count = batch->sequences};
-    require(run, monitor_step(&run->monitor, &record, &error), &error);
+    require(run, !is_first(run) || monitor_step(&run->monitor, &record, &error), &error);
     run->skipped = result->skip ? run->skipped + 1 : 0;
     if (!result->skip) return;
-    MonitorJson *event = monitor_event_begin(&run->monitor, "skipped");
-    monitor_put_int(event, "in_a_row", run->skipped);
-    require(run, monitor_event_end(&run->monitor, &error), &error);
+    if (is_first(run)) {
+        MonitorJson *event = monitor_event_begin(&run->monitor, "skipped");
+        monitor_put_int(event, "in_a_row", run->skipped);
+        require(run, monitor_event_end(&run->monitor, &error), &error);
+    }
     if (run->skipped >= o->bad_steps) {
         fail(&error, CODE_NUMERIC, "step %lld: loss %g, gradient norm %g: %lld steps in a row were not finite and were skipped (lower --lr?)",
              (long long)run->step, result->loss_sum, result->grad_norm, (long long)run->skipped);
-        require(run, false, &error);
+        end_with(run, &error);
     }
+}
+
+// The last record of a finished run, with the bytes of every rank; closes the log.
+static void record_end(Run *run, bool finished) {
+    Error error = {0};
+    Trainer *t = &run->trainer;
+    const int size = run->comm->size;
+    const ZeroBytes bytes = zero_bytes(&t->model, t->dtype);
+    MonitorRank own = {.param_bytes = bytes.param_bytes,
+                       .grad_bytes = bytes.grad_bytes,
+                       .optim_bytes = bytes.optim_bytes + bytes.master_bytes,
+                       .activation_peak_bytes = t->arena_bytes};
+    memcpy(own.comm, run->comm->counts, sizeof own.comm);
+    MonitorRank *ranks = base_new((size_t)size, sizeof *ranks);
+    comm_all_gather(run->comm->world, ranks, &own, (int64_t)sizeof own, COMM_BYTE);
+    if (is_first(run)) {
+        require(run, !finished || monitor_end(&run->monitor, t->init_hash, t->device.name, ranks, size, &error), &error);
+        require(run, monitor_close(&run->monitor, &error), &error);
+    }
+    free(ranks);
 }
 
 // Gives everything back.
@@ -738,10 +842,24 @@ static void run_close(Run *run) {
     tokens_close(&run->val_set);
     if (run->lock >= 0) close(run->lock);
     options_free(&run->options);
+    comm_finish(run->comm);
 }
 
 #ifndef TRAIN_GPT_NO_MAIN
-static void print_version(void) { printf("train_gpt, commit %s, matrix products by %s, compiler %s\n", BUILD_COMMIT, BUILD_BLAS, __VERSION__); }
+// --help, --version, --model list
+static int inform(Run *run) {
+    if (is_first(run)) {
+        if (run->options.help) {
+            options_help(stdout);
+        } else if (run->options.version) {
+            printf("train_gpt, commit %s, matrix products by %s, compiler %s\n", BUILD_COMMIT, BUILD_BLAS, __VERSION__);
+        } else {
+            model_list(stdout);
+        }
+    }
+    comm_finish(run->comm);
+    return CODE_OK;
+}
 
 int main(int argc, char **argv) {
     static Run run; // large, and loaders must not move
@@ -753,32 +871,35 @@ int main(int argc, char **argv) {
     run.lock = run.monitor.log = -1;
 
     threads_wait_briefly(argv);
-    if (!options_parse(o, argc, argv, &error)) die_error(&error);
-    if (o->help) return options_help(stdout), CODE_OK;
-    if (o->version) return print_version(), CODE_OK;
-    if (o->model != NULL && strcmp(o->model, "list") == 0) return model_list(stdout), CODE_OK;
-
-    if (!monitor_signals(&error)) die_error(&error);
+    if (!monitor_signals(&error)) die_error(&error); // before MPI starts threads
+    run.comm = comm_init(&argc, &argv);
+    threads_share_host(run.comm->local_size);
+    require_all(&run, options_parse(o, argc, argv, &error), &error);
+    if (o->help || o->version || (o->model != NULL && strcmp(o->model, "list") == 0)) return inform(&run);
 
     // Check: files, model, place on disk, checkpoint to go on from, memory.
-    if (!prepare(&run, &error)) die_error(&error);
-    if (o->out != NULL && !o->dry_run && !checkpoint_lock(o->out, &run.lock, &error)) die_error(&error);
-    if (!find_checkpoint(&run, &checkpoint, &found, &error)) die_error(&error);
+    require_all(&run, prepare(&run, &error), &error);
+    const bool writes = is_first(&run) && o->out != NULL && !o->dry_run;
+    require_all(&run, !writes || checkpoint_lock(o->out, &run.lock, &error), &error);
+    require_all(&run, find_checkpoint(&run, &checkpoint, &found, &error), &error);
     if (found && o->steps > 0 && run.step >= o->steps) {
-        printf("%s is at step %lld of %lld: nothing to do\n", checkpoint.directory, (long long)run.step, (long long)o->steps);
+        if (is_first(&run)) printf("%s is at step %lld of %lld: nothing to do\n", checkpoint.directory, (long long)run.step, (long long)o->steps);
+        comm_finish(run.comm);
         return CODE_OK;
     }
-    const LoaderConfig train = loader_config(&run, true), val = loader_config(&run, false);
-    if (o->train != NULL && !loader_open(&run.train, &train, o->steps > 0 ? run.start : (LoaderPosition){0}, &error)) die_error(&error);
-    if (o->val != NULL && !loader_open(&run.val, &val, (LoaderPosition){0}, &error)) die_error(&error);
+    require_all(&run, open_loaders(&run, &error), &error);
     Model model = model_create(&run.config);
-    if (!prepare_plan(&run, &model, &plan, &error)) die_error(&error);
-    if (o->dry_run) return plan_print(stdout, &plan), CODE_OK;
-    if (!plan_fits(&plan, &error)) die_error(&error);
+    require_all(&run, prepare_plan(&run, &model, &plan, &error), &error);
+    if (o->dry_run) {
+        if (is_first(&run)) plan_print(stdout, &plan);
+        comm_finish(run.comm);
+        return CODE_OK;
+    }
+    require_all(&run, plan_fits(&plan, &error), &error);
 
     // Allocate, initialise or load.
     const int64_t optimizer_steps = run.trainer.optimizer_steps;
-    trainer_create(&run.trainer, o, &run.config);
+    trainer_create(&run.trainer, o, &run.config, run.comm);
     run.trainer.optimizer_steps = optimizer_steps;
     Trainer *t = &run.trainer;
     trainer_init_parameters(t);
@@ -788,24 +909,31 @@ int main(int argc, char **argv) {
     t->peak_flops = t->device.matmul_rate(&t->device, t->dtype);
     // A run that only looks (--steps 0) at an existing checkpoint leaves its log alone.
     const char *log = found && o->steps == 0 ? NULL : o->out;
-    if (!monitor_open(&run.monitor, log, o->steps, found, run.step, &error)) die_error(&error);
-    monitor_rates(&run.monitor, model_flops_per_token(&model, o->seq), t->peak_flops);
-    if (log != NULL) require(&run, monitor_run_json(log, argc, argv, o, &run.config, model_parameters(&model), &error), &error);
-    banner(&run, &plan);
+    require_all(&run, !is_first(&run) || monitor_open(&run.monitor, log, o->steps, found, run.step, &error), &error);
+    monitor_rates(&run.monitor, model_flops_per_token(&model, o->seq), t->peak_flops * run.comm->size);
+    if (run.comm->mpi) run.monitor.terminal = false; // a launcher's pipe, even where it looks like a terminal
+    if (log != NULL && is_first(&run)) require(&run, monitor_run_json(log, argc, argv, o, &run.config, model_parameters(&model), &error), &error);
+    if (is_first(&run)) banner(&run, &plan);
+    comm_watchdog(run.comm, (double)o->watchdog);
 
     const char *stop = monitor_stop_requested(NULL);
+    int64_t none = 0;
+    if (share_step(&run, &none, stop != NULL) && stop == NULL) stop = "a signal to another rank";
     while (run.step < o->steps && stop == NULL) {
         const double begin = clock_ms();
         const int64_t step = run.step + 1;
+        comm_heartbeat(run.comm, step, "training");
         const StepBatch *batch = loader_next(&run.train, &error);
         require(&run, batch != NULL, &error);
         step_begin(t, step);
         accumulate_gradients(t, batch);
         if (step == 1) dump_gradients(&run);
         const StepState result = step_end(t);
-        record_step(&run, batch, &result, clock_ms() - begin);
+        int64_t tokens = batch->tokens;
+        stop = monitor_stop_requested(is_first(&run) ? o->out : NULL);
+        if (share_step(&run, &tokens, stop != NULL) && stop == NULL) stop = "a signal to another rank";
+        record_step(&run, batch, &result, tokens, clock_ms() - begin);
 
-        stop = monitor_stop_requested(o->out);
         const bool last = step == o->steps;
         if (due(o->val_every, step) && !last && stop == NULL) validate(&run);
         if (due(o->sample_every, step) && !last && stop == NULL) generate(&run);
@@ -815,15 +943,10 @@ int main(int argc, char **argv) {
         validate(&run);
         if (o->sample_every > 0 || o->prompt != NULL) generate(&run);
     }
-    const ZeroBytes bytes = zero_bytes(&model, t->dtype);
-    const MonitorRank rank = {.param_bytes = bytes.param_bytes,
-                              .grad_bytes = bytes.grad_bytes,
-                              .optim_bytes = bytes.optim_bytes + bytes.master_bytes,
-                              .activation_peak_bytes = t->arena_bytes};
-    if (stop == NULL) require(&run, monitor_end(&run.monitor, t->init_hash, t->device.name, &rank, 1, &error), &error);
-    if (!monitor_close(&run.monitor, &error)) die_error(&error);
-    if (stop != NULL)
+    record_end(&run, stop == NULL);
+    if (stop != NULL && is_first(&run)) {
         fprintf(stderr, "train_gpt: stopped by %s after step %lld%s\n", stop, (long long)run.step, o->out != NULL && run.step > 0 ? ", saved" : "");
+    }
     run_close(&run);
     model_free(&model);
     return stop != NULL ? CODE_PREEMPTED : CODE_OK;

@@ -7,6 +7,7 @@
 #define LLMC_MONITOR_H
 
 #include "llmc/base.h"    // Error, fail, clock_ms
+#include "llmc/comm.h"    // CommCount, comm_kind_names
 #include "llmc/model.h"   // ModelConfig
 #include "llmc/options.h" // Options, options_rows
 #include <fcntl.h>        // open
@@ -143,6 +144,7 @@ typedef struct {
 
 typedef struct {
     size_t param_bytes, grad_bytes, optim_bytes, activation_peak_bytes;
+    CommCount comm[COMM_KINDS]; // calls and bytes by kind
 } MonitorRank;
 
 enum { MONITOR_PATH_BYTES = 4096 + 32 };
@@ -414,7 +416,13 @@ static inline bool monitor_end(Monitor *monitor, uint64_t init_hash, const char 
         monitor_put_int(json, "optim_bytes", (int64_t)ranks[i].optim_bytes);
         monitor_put_int(json, "activation_peak_bytes", (int64_t)ranks[i].activation_peak_bytes);
         monitor_json_key(json, "comm");
-        monitor_json_raw(json, "{}}");
+        monitor_json_raw(json, "{");
+        for (int kind = 0; kind < COMM_KINDS; kind++) {
+            if (ranks[i].comm[kind].calls == 0) continue;
+            monitor_json_key(json, comm_kind_names[kind]);
+            monitor_json_raw(json, "{\"calls\":%lld,\"bytes\":%lld}", (long long)ranks[i].comm[kind].calls, (long long)ranks[i].comm[kind].bytes);
+        }
+        monitor_json_raw(json, "}}");
     }
     monitor_json_raw(json, "]");
     return monitor_write_(monitor, error);

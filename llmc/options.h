@@ -73,6 +73,8 @@
     X(INT, bad_steps, "bad-steps", "10", 1, 1e9, "stop (exit 4) after so many steps in a row with a non-finite loss or norm")                      \
     S("precision")                                                                                                                                 \
     X(CHOICE, precision, "precision", "fp32", 0, "fp32|bf16", "storage of weights and activations (bf16 keeps fp32 master weights and gradients)") \
+    S("parallel")                                                                                                                                  \
+    X(INT, watchdog, "watchdog", "600", 0, 1e9, "end the job when a rank shows no sign of life for so many seconds (0 = off)")                     \
     S("eval")                                                                                                                                      \
     X(INT, val_every, "val-every", "0", 0, 1e12, "validate every N steps and after the last (0 = only after the last)")                            \
     X(INT, val_batches, "val-batches", "20", 1, 1e9, "micro-batches of a validation (at most the whole --val set)")                                \

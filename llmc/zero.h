@@ -1,9 +1,10 @@
 // zero.h: where parameters, gradients and optimizer state live: one flat arena each, laid out by the tensor table.
 // A unit (embedding, a block, the head) is the piece that would be sharded, gathered and freed; ops get their pointers
-// from zero_unit() only. One rank owns everything for now: shards, buckets and prefetch come with the multi-rank trainer.
+// from zero_unit() only. Every rank owns everything: data-parallel ranks are replicas.
 #ifndef LLMC_ZERO_H
 #define LLMC_ZERO_H
 
+#include "llmc/comm.h"   // comm_alloc
 #include "llmc/device.h" // Device, Buffer, Segment
 #include "llmc/model.h"  // Model, Tensor
 
@@ -19,6 +20,10 @@ typedef struct {
     Dtype dtype;                                // of the parameters
     Buffer param, master, grad, adam_m, adam_v; // (elements); master is absent when parameters are fp32
 } Zero;
+
+typedef struct {
+    int64_t begin, count; // elements of an arena, padding included
+} ZeroRange;
 
 // The weights of a unit by kind, and their gradients; absent where the configuration has none.
 typedef struct {
@@ -49,14 +54,14 @@ static inline ZeroBytes zero_bytes(const Model *model, Dtype dtype) {
                        .optim_bytes = elements * 8};
 }
 
-static inline Zero zero_create(Device *device, const Model *model, Dtype dtype) {
+static inline Zero zero_create(Device *device, Comm *comm, const Model *model, Dtype dtype) {
     Zero zero = {.model = model, .dtype = dtype, .segment_count = model->count};
     zero.offset = base_new((size_t)model->count, sizeof *zero.offset);
     zero.elements = zero_layout(model, zero.offset);
     const ZeroBytes bytes = zero_bytes(model, dtype);
     zero.param = (Buffer){device->alloc(device, bytes.param_bytes), dtype};
     if (bytes.master_bytes > 0) zero.master = (Buffer){device->alloc(device, bytes.master_bytes), DTYPE_F32};
-    zero.grad = (Buffer){device->alloc(device, bytes.grad_bytes), DTYPE_F32};
+    zero.grad = (Buffer){comm_alloc(comm, bytes.grad_bytes), DTYPE_F32}; // the other ranks read it
     zero.adam_m = (Buffer){device->alloc(device, bytes.optim_bytes / 2), DTYPE_F32};
     zero.adam_v = (Buffer){device->alloc(device, bytes.optim_bytes / 2), DTYPE_F32};
     Segment *segments = base_new((size_t)model->count, sizeof *segments);
@@ -70,12 +75,28 @@ static inline Zero zero_create(Device *device, const Model *model, Dtype dtype) 
     return zero;
 }
 
-static inline void zero_free(Zero *zero, Device *device) {
-    Buffer *buffers[] = {&zero->param, &zero->master, &zero->grad, &zero->adam_m, &zero->adam_v};
+static inline void zero_free(Zero *zero, Device *device, Comm *comm) {
+    Buffer *buffers[] = {&zero->param, &zero->master, &zero->adam_m, &zero->adam_v};
     for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++) device->release(device, buffers[i]->data);
+    comm_release(comm, zero->grad.data);
     device->release(device, zero->segments);
     free(zero->offset);
     *zero = (Zero){0};
+}
+
+// Where a unit lies in the arenas: its tensors follow each other.
+static inline ZeroRange zero_unit_range(const Zero *zero, int unit) {
+    ZeroRange range = {-1, 0};
+    int64_t end = zero->elements;
+    for (int i = 0; i < zero->model->count; i++) {
+        if (zero->model->tensors[i].unit == unit && range.begin < 0) range.begin = zero->offset[i];
+        if (zero->model->tensors[i].unit > unit) {
+            end = zero->offset[i];
+            break;
+        }
+    }
+    range.count = end - range.begin;
+    return range;
 }
 
 static inline Unit zero_unit(const Zero *zero, int unit) {

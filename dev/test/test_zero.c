@@ -38,12 +38,13 @@ static ModelConfig config_(int bits) {
 
 static void test_units(void) {
     int live = 0;
+    Comm *comm = comm_init(NULL, NULL);
     Device device = {.name = "test", .state = &live, .alloc = alloc_, .release = release_, .copy_in = copy_in_};
     for (int bits = 0; bits < 2 * 3 * 64; bits++) {
         const Dtype dtype = bits % 2 ? DTYPE_BF16 : DTYPE_F32;
         const ModelConfig config = config_(bits / 2);
         Model model = model_create(&config);
-        Zero zero = zero_create(&device, &model, dtype);
+        Zero zero = zero_create(&device, comm, &model, dtype);
         const ZeroBytes bytes = zero_bytes(&model, dtype);
         const size_t n = (size_t)zero.elements, element = dtype == DTYPE_BF16 ? 2 : 4;
         check(bytes.param_bytes == n * element && bytes.master_bytes == (dtype == DTYPE_BF16 ? n * 4 : 0) && bytes.grad_bytes == n * 4 &&
@@ -91,11 +92,12 @@ static void test_units(void) {
             covered += s->count;
         }
         check(faults == 0 && covered == model_parameters(&model) && at <= zero.elements, "switches %d: %d faulty segments", bits, faults);
-        zero_free(&zero, &device);
+        zero_free(&zero, &device, comm);
         check(live == 0, "switches %d: %d allocations are left", bits, live);
         model_free(&model);
     }
     printf("units: 384 configurations and dtypes: pointers, joins, segments, bytes\n");
+    comm_finish(comm);
 }
 
 static void test_big(void) {

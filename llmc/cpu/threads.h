@@ -2,6 +2,7 @@
 #ifndef LLMC_CPU_THREADS_H
 #define LLMC_CPU_THREADS_H
 
+#include <omp.h>    // omp_set_num_threads
 #include <stdlib.h> // getenv, setenv
 #include <unistd.h> // execv
 
@@ -12,6 +13,15 @@
 static inline void threads_wait_briefly(char **argv) {
     if (getenv("OMP_WAIT_POLICY") != NULL || getenv("GOMP_SPINCOUNT") != NULL) return;
     if (setenv("GOMP_SPINCOUNT", "10000", 0) == 0) execv("/proc/self/exe", argv); // failing changes only speed
+}
+
+// Threads of this rank: its part of the cores, unless the user says otherwise. A rank that its launcher has bound to some of
+// the cores keeps those to itself.
+static inline void threads_share_host(int local_ranks) {
+    const int usable = omp_get_num_procs(), online = (int)sysconf(_SC_NPROCESSORS_ONLN);
+    if (getenv("OMP_NUM_THREADS") != NULL || local_ranks <= 1) return;
+    const int threads = usable < online ? usable : online / local_ranks;
+    omp_set_num_threads(threads > 0 ? threads : 1);
 }
 
 #endif
