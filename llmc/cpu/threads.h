@@ -4,7 +4,7 @@
 
 #include <omp.h>    // omp_set_num_threads
 #include <stdlib.h> // getenv, setenv
-#include <unistd.h> // execv
+#include <unistd.h> // execv, readlink, sysconf
 
 // libgomp's threads spin for some 5 ms at the end of a loop before they sleep. On a machine that does anything else, a
 // thread that lost its core then keeps all the others spinning, loop after loop: a step was seen to take 60 times as long.
@@ -12,7 +12,11 @@
 // program starts itself once more; what the user has set stays.
 static inline void threads_wait_briefly(char **argv) {
     if (getenv("OMP_WAIT_POLICY") != NULL || getenv("GOMP_SPINCOUNT") != NULL) return;
-    if (setenv("GOMP_SPINCOUNT", "10000", 0) == 0) execv("/proc/self/exe", argv); // failing changes only speed
+    char path[4096]; // the file itself, so that the process keeps its name
+    const ssize_t length = readlink("/proc/self/exe", path, sizeof path - 1);
+    if (length <= 0 || setenv("GOMP_SPINCOUNT", "10000", 0) != 0) return; // failing changes only speed
+    path[length] = '\0';
+    execv(path, argv);
 }
 
 // Threads of this rank: its part of the cores, unless the user says otherwise. A rank that its launcher has bound to some of
