@@ -433,7 +433,7 @@ static bool due(int64_t every, int64_t step) { return every > 0 && step % every 
 // Mean loss over the valid tokens of at most --val-batches micro-batches (a multiple of the ranks), the same ones every time.
 static void validate(Run *run) {
     Error error = {0};
-    double sums[2] = {0, 0}; // of losses, of valid tokens
+    double sums[3] = {0, 0, 0}; // of losses, of valid tokens, of ranks that were asked to stop meanwhile
     if (run->options.val == NULL) return;
     comm_heartbeat(run->comm, run->step, "validation");
     loader_rewind(&run->val);
@@ -444,8 +444,13 @@ static void validate(Run *run) {
         if (batch->micros[0].tokens > 0) sums[0] += losses_of(&run->trainer, &batch->micros[0]);
         sums[1] += (double)batch->valid;
         comm_progress(run->comm);
+        if (monitor_stop_requested(NULL) != NULL) {
+            sums[2] = 1;
+            break;
+        }
     }
-    comm_all_reduce(run->comm->world, sums, 2, COMM_F64, COMM_SUM);
+    comm_all_reduce(run->comm->world, sums, 3, COMM_F64, COMM_SUM);
+    if (sums[2] > 0) return; // half a validation says nothing
     const double loss = sums[1] > 0 ? sums[0] / sums[1] : (double)NAN;
     require(run, !is_first(run) || monitor_val(&run->monitor, run->step, loss, &error), &error);
 }
@@ -496,7 +501,7 @@ static void generate(Run *run) {
         char piece[16];
         monitor_json_bytes_(&text, piece, (size_t)tokenizer_decode(&run->tokenizer, ids[i], piece));
     }
-    for (int64_t i = 0; i < o->sample_tokens; i++) {
+    for (int64_t i = 0; i < o->sample_tokens && monitor_stop_requested(NULL) == NULL; i++) {
         const int64_t from = max_i64(0, count - limit);
         next_logits(&run->trainer, ids + from, count - from, logits);
         const Philox r = philox(key, (uint64_t)run->step, (uint64_t)i);
@@ -882,7 +887,7 @@ int main(int argc, char **argv) {
     const bool writes = is_first(&run) && o->out != NULL && !o->dry_run;
     require_all(&run, !writes || checkpoint_lock(o->out, &run.lock, &error), &error);
     require_all(&run, find_checkpoint(&run, &checkpoint, &found, &error), &error);
-    if (found && o->steps > 0 && run.step >= o->steps) {
+    if (found && o->steps > 0 && run.step >= o->steps && (o->out == NULL || monitor_finished(o->out))) {
         if (is_first(&run)) printf("%s is at step %lld of %lld: nothing to do\n", checkpoint.directory, (long long)run.step, (long long)o->steps);
         comm_finish(run.comm);
         return CODE_OK;
@@ -925,6 +930,8 @@ int main(int argc, char **argv) {
         comm_heartbeat(run.comm, step, "training");
         const StepBatch *batch = loader_next(&run.train, &error);
         require(&run, batch != NULL, &error);
+        if (batch->valid_global == 0 && is_first(&run))
+            monitor_say(&run.monitor, "step %lld: no token of this batch has a target", (long long)step);
         step_begin(t, step);
         accumulate_gradients(t, batch);
         if (step == 1) dump_gradients(&run);
@@ -935,13 +942,17 @@ int main(int argc, char **argv) {
         record_step(&run, batch, &result, tokens, clock_ms() - begin);
 
         const bool last = step == o->steps;
+        if (o->out != NULL && (due(o->save_every, step) || (last && o->save_every > 0) || stop != NULL)) save(&run);
         if (due(o->val_every, step) && !last && stop == NULL) validate(&run);
         if (due(o->sample_every, step) && !last && stop == NULL) generate(&run);
-        if (o->out != NULL && (due(o->save_every, step) || (last && o->save_every > 0) || stop != NULL)) save(&run);
     }
     if (stop == NULL) {
         validate(&run);
         if (o->sample_every > 0 || o->prompt != NULL) generate(&run);
+    }
+    if (stop == NULL) { // also in the last validation: the run is then finished by the next --resume auto
+        stop = monitor_stop_requested(NULL);
+        if (share_step(&run, &none, stop != NULL) && stop == NULL) stop = "a signal to another rank";
     }
     record_end(&run, stop == NULL);
     if (stop != NULL && is_first(&run)) {

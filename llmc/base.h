@@ -3,6 +3,7 @@
 #define LLMC_BASE_H
 
 #include <errno.h>    // errno
+#include <fcntl.h>    // open
 #include <math.h>     // isfinite
 #include <stdarg.h>   // va_list
 #include <stdbool.h>  // bool
@@ -11,6 +12,7 @@
 #include <stdlib.h>   // exit, free
 #include <string.h>   // memcpy, strerror
 #include <sys/mman.h> // mmap, madvise
+#include <sys/stat.h> // fstat
 #include <time.h>     // clock_gettime
 #include <unistd.h>   // sysconf
 
@@ -124,6 +126,26 @@ static inline void *base_grow(void *old, size_t count, size_t size) {
 static inline char *base_copy_text(const char *text) {
     size_t bytes = strlen(text) + 1;
     return memcpy(base_new(bytes, 1), text, bytes);
+}
+
+// ----------------------------------------------------------------------------
+// Files that are read or written as streams. A FIFO or device under an expected name must not hang a run: only regular files are read
+// (errno EINVAL otherwise), and a new file takes the place of whatever has its name.
+
+static inline FILE *base_open_regular(const char *path) {
+    struct stat status;
+    const int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0) return NULL;
+    if (fstat(fd, &status) == 0 && S_ISREG(status.st_mode)) return fdopen(fd, "rb");
+    close(fd);
+    errno = EINVAL;
+    return NULL;
+}
+
+static inline FILE *base_create_file(const char *path) {
+    if (unlink(path) != 0 && errno != ENOENT) return NULL;
+    const int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    return fd < 0 ? NULL : fdopen(fd, "wb");
 }
 
 // ----------------------------------------------------------------------------

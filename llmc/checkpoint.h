@@ -152,7 +152,7 @@ static inline bool checkpoint_check_space_(const char *out, int64_t bytes, Error
     if (result != 0) return fail(error, CODE_IO, "%s: cannot read the free space: %s", out, strerror(errno));
     const double available = (double)status.f_bavail * (double)status.f_frsize;
     if (available >= (double)bytes) return true;
-    return fail(error, CODE_IO, "%s: %.3f GB are free, a checkpoint needs %.3f GB", out, available * 1e-9, (double)bytes * 1e-9);
+    return fail(error, CODE_IO, "%s: %.1f MB are free, a checkpoint needs %.1f MB", out, available * 1e-6, (double)bytes * 1e-6);
 }
 
 // Writes both files into an empty directory and syncs it.

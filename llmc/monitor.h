@@ -207,11 +207,11 @@ static inline bool monitor_keeps_line_(const char *line, size_t length, int64_t 
 }
 
 static inline bool monitor_cut_log_(const char *path, int64_t step, Error *error) {
-    FILE *old = fopen(path, "rb");
+    FILE *old = base_open_regular(path);
     if (old == NULL) return errno == ENOENT || fail(error, CODE_IO, "cannot read '%s': %s", path, strerror(errno));
     char tmp[MONITOR_PATH_BYTES + 8];
     snprintf(tmp, sizeof tmp, "%s.tmp", path);
-    FILE *cut = fopen(tmp, "wb");
+    FILE *cut = base_create_file(tmp);
     if (cut == NULL) {
         (void)fail(error, CODE_IO, "cannot write '%s': %s", tmp, strerror(errno));
         fclose(old);
@@ -231,6 +231,20 @@ static inline bool monitor_cut_log_(const char *path, int64_t step, Error *error
     return monitor_commit_(cut, tmp, path, error) && read;
 }
 
+// Does the log of OUT end with the record of a finished run?
+static inline bool monitor_finished(const char *out) {
+    char path[MONITOR_PATH_BYTES], *line = NULL;
+    size_t room = 0;
+    bool finished = false;
+    snprintf(path, sizeof path, "%s/log.jsonl", out);
+    FILE *log = base_open_regular(path);
+    if (log == NULL) return false;
+    while (getline(&line, &room, log) > 0) finished = strncmp(line, "{\"event\":\"end\",", 15) == 0;
+    free(line);
+    fclose(log);
+    return finished;
+}
+
 // OUT may be NULL: then there is no log. With `resumed` the log is cut back to `resumed_step`; otherwise it starts anew.
 static inline bool monitor_open(Monitor *monitor, const char *out, int64_t total_steps, bool resumed, int64_t resumed_step, Error *error) {
     *monitor =
@@ -240,7 +254,7 @@ static inline bool monitor_open(Monitor *monitor, const char *out, int64_t total
         return fail(error, CODE_USAGE, "--out: got a name of %zu bytes, wanted at most %d", strlen(out), MONITOR_PATH_BYTES - 16);
     }
     if (resumed && !monitor_cut_log_(monitor->path, resumed_step, error)) return false;
-    monitor->log = open(monitor->path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | (resumed ? 0 : O_TRUNC), 0666);
+    monitor->log = open(monitor->path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK | (resumed ? 0 : O_TRUNC), 0666);
     if (monitor->log < 0) return fail(error, CODE_IO, "cannot write '%s': %s", monitor->path, strerror(errno));
     return true;
 }
@@ -291,13 +305,14 @@ static inline double monitor_mfu_(const Monitor *monitor, double tokens, double 
 
 // Shows the console line: in place on a terminal, else at most one a second, always the first and the last.
 static inline void monitor_show_(Monitor *monitor, const StepRecord *r) {
+    const double loss = isnan(r->loss) ? (double)NAN : r->loss, norm = isnan(r->grad_norm) ? (double)NAN : r->grad_norm; // never "-nan"
     char mfu[16] = "n/a", left[32];
     const double tokens = monitor->recent_tokens, ms = monitor->recent_ms;
     const double share = monitor_mfu_(monitor, tokens, ms);
     if (isfinite(share)) snprintf(mfu, sizeof mfu, "%.1f%%", 100 * share);
     const double seconds = (double)max_i64(0, monitor->total_steps - r->step) * ms / monitor->recent_steps * 1e-3;
     snprintf(monitor->line, sizeof monitor->line, "step %lld/%lld | loss %.4f | norm %.3f | lr %.2e | %.1f ms | %.0f tok/s | MFU %s | ETA %s",
-             (long long)r->step, (long long)monitor->total_steps, r->loss, r->grad_norm, r->lr, r->ms, ms > 0 ? tokens / (ms * 1e-3) : 0, mfu,
+             (long long)r->step, (long long)monitor->total_steps, loss, norm, r->lr, r->ms, ms > 0 ? tokens / (ms * 1e-3) : 0, mfu,
              monitor_duration_(seconds, left));
     const double now = clock_ms();
     if (monitor->terminal) {
@@ -543,7 +558,7 @@ static inline bool monitor_run_json(const char *out, int argc, char **argv, cons
 
     snprintf(path, sizeof path, "%s/run.json", out);
     snprintf(tmp, sizeof tmp, "%s.tmp", path);
-    FILE *file = fopen(tmp, "wb");
+    FILE *file = base_create_file(tmp);
     bool good = file != NULL || fail(error, CODE_IO, "cannot write '%s': %s", tmp, strerror(errno));
     if (good) {
         fwrite(json.text, 1, json.length, file); // errors are sticky: monitor_commit_ looks at ferror

@@ -311,7 +311,7 @@ static inline bool options_parse_config(Options *options, const char *text, size
 
 static inline bool options_read_config_(Options *options, const char *path, Error *error) {
     enum { LIMIT = 1 << 20 };
-    FILE *file = fopen(path, "rb");
+    FILE *file = base_open_regular(path);
     if (file == NULL) return fail(error, CODE_INPUT, "--config: cannot open '%s': %s", path, strerror(errno));
     char *text = base_new(LIMIT + 1, 1);
     size_t length = fread(text, 1, LIMIT + 1, file);
@@ -386,7 +386,9 @@ static inline void options_help(FILE *file) {
         if (row->preset[0] != '\0') fprintf(file, " [%s]", row->preset);
         fputc('\n', file);
     }
-    fprintf(file, "\nexit codes: 0 done, 2 usage, 3 input, 4 numeric, 5 cannot write, 6 communication, 7 preempted (saved)\n");
+    fprintf(
+        file,
+        "\nexit codes: 0 done, 2 usage, 3 input, 4 numeric, 5 cannot write, 6 communication, 7 asked to stop (saved, where there is an --out)\n");
 }
 
 #endif

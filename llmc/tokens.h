@@ -274,7 +274,7 @@ static inline int tokens_pread_(int fd, void *to, size_t bytes, int64_t offset) 
 
 // Opens a regular file for reading; -1 and an error when it cannot be one.
 static inline int tokens_open_regular_(const char *path, int64_t *bytes, Error *error) {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // O_NONBLOCK: a FIFO must not hang the open
     if (fd < 0) {
         fail(error, CODE_INPUT, "%.300s: cannot open: %s%s", path, strerror(errno), errno == EMFILE ? " (raise 'ulimit -n')" : "");
         return -1;

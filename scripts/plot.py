@@ -10,12 +10,6 @@ import math
 import os
 import sys
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
-import numpy as np  # noqa: E402
-
 
 def number(value):
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
@@ -78,6 +72,15 @@ def main():
     parser.add_argument("--x", choices=("step", "tokens", "hours"), default="step", help="horizontal axis [step]")
     parser.add_argument("--label", action="append", default=[], help="name of a run, in the order of the logs [its directory]")
     options = parser.parse_args()
+    global plt, np  # after the arguments: --help needs no library
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
+        import numpy as np
+    except ImportError as error:
+        sys.exit(f"plot.py: {error}: wanted matplotlib and numpy (Debian: apt-get install python3-matplotlib; then /usr/bin/python3 scripts/plot.py ...)")
 
     runs = []
     for i, path in enumerate(options.logs):
