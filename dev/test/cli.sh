@@ -122,7 +122,17 @@ tiny 3 'wide.bin' --val "$dir/wide.bin"
 tiny 3 'short.bin' --val "$dir/short.bin"
 tiny 3 'wide.bin' --train "$dir/wide.bin" --dry-run
 
+mkfifo "$dir/fifo.bin" "$dir/fifo.cfg"
+cp "$dir/good.bin" "$dir/piped.bin"
+mkfifo "$dir/piped.json"
+tiny 3 'fifo.bin' --train "$dir/fifo.bin"
+tiny 3 'fifo.bin' --val "$dir/fifo.bin"
+tiny 3 'piped.json' --train "$dir/piped.bin"
+tiny 3 '--config.*fifo.cfg' --config "$dir/fifo.cfg"
+
 echo "writing"
+mkdir "$dir/pipes" && mkfifo "$dir/pipes/log.jsonl"
+tiny 5 'log.jsonl' --out "$dir/pipes"
 tiny 5 'nowhere' --out /proc/nowhere/out
 tiny 5 'good.bin' --out "$dir/good.bin"
 mkdir "$dir/full"

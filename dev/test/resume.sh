@@ -119,6 +119,31 @@ if run 0 "$dir/calm" "${bigger[@]}"; then
     done
 fi
 
+# stopped at the last step: the next run validates, writes the last record, and only then is there nothing to do
+mkdir "$dir/late"
+touch "$dir/late/stop"
+run 7 "$dir/late" --steps 1 && run 0 "$dir/late" --steps 1 --resume auto
+if tail -n 1 "$dir/late/log.jsonl" | grep '"event":"end"' >/dev/null && grep '"val_loss"' "$dir/late/log.jsonl" >/dev/null; then
+    ok "a run that was stopped at its last step is finished by the next"
+else
+    bad "a run that was stopped at its last step stays without its end"
+fi
+
+# a hail of signals while generated kernels run (more than 84 tokens, fp32)
+(
+    timeout 100 "$train" "${common[@]}" --out "$dir/hail" "${bigger[@]}" --steps 4000 >"$dir/stdout" 2>"$dir/stderr" </dev/null &
+    pid=$!
+    for ((i = 0; i < 1000; i++)); do
+        [ "$(cat "$dir/hail/log.jsonl" 2>/dev/null | wc -l)" -ge 2 ] && break
+        sleep 0.01
+    done
+    child=$(pgrep -P $pid)
+    while kill -USR1 "$child" 2>/dev/null; do :; done
+    wait $pid
+)
+status=$?
+[ $status -eq 7 ] && ok "a hail of SIGUSR1: exit 7" || bad "a hail of SIGUSR1: exit $status"
+
 # watching changes nothing
 run 0 "$dir/watched" --val-every 1 --save-every 1 --sample-every 1 --sample-tokens 8 --dropout 0.1 && run 0 "$dir/alone" --val-every 0 --dropout 0.1 &&
     same "$dir/alone" "$dir/watched" 12 "validating, saving, sampling at every step"

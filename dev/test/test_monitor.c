@@ -57,7 +57,7 @@ static void test_records(FILE *console) {
     check(monitor_sample(&monitor, hostile, sizeof hostile - 1, &error), "sample: %s", error.text);
     monitor_put_text(monitor_event_begin(&monitor, "save"), "path", "x");
     check(monitor_event_end(&monitor, &error), "event: %s", error.text);
-    const MonitorRank rank = {1, 2, 3, (size_t)5 << 40};
+    const MonitorRank rank = {.param_bytes = 1, .grad_bytes = 2, .optim_bytes = 3, .activation_peak_bytes = (size_t)5 << 40};
     check(monitor_end(&monitor, 0xfedcba9876543210u, "cpu", &rank, 1, &error), "end: %s", error.text);
     check(monitor_close(&monitor, &error) && monitor_close(&monitor, &error), "close, twice: %s", error.text);
     char *log = read_("log.jsonl");
