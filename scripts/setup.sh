@@ -53,6 +53,7 @@ if [ $test_too = yes ]; then
     command -v clang-format >/dev/null || wanted+=(clang-format)
     command -v clang >/dev/null && echo '#include <omp.h>' | clang -fopenmp -x c -fsyntax-only - 2>/dev/null || wanted+=(libomp-dev)
     has_fuzzer || wanted+=(libclang-rt-dev)
+    command -v pgrep >/dev/null || wanted+=(procps)
 fi
 
 missing=()
