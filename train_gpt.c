@@ -781,12 +781,14 @@ static void banner(const Run *run, const PlanInput *plan) {
     fflush(stdout);
 }
 
-// What the ranks tell each other after a step: their tokens, and whether one was asked to stop.
-static bool share_step(Run *run, int64_t *tokens, bool stop) {
-    int64_t sums[2] = {*tokens, stop};
+// Whether any rank was asked to stop (why, else NULL), and the tokens of all ranks (optional): told between two steps, so that all
+// ranks stop at the same one. `out`: where a file `stop` asks too.
+static const char *agree_on_stop(Run *run, const char *out, int64_t *tokens) {
+    const char *own = monitor_stop_requested(is_first(run) ? out : NULL);
+    int64_t sums[2] = {tokens != NULL ? *tokens : 0, own != NULL};
     comm_all_reduce(run->comm->world, sums, 2, COMM_I64, COMM_SUM);
-    *tokens = sums[0];
-    return sums[1] > 0;
+    if (tokens != NULL) *tokens = sums[0];
+    return own != NULL ? own : sums[1] > 0 ? "a signal to another rank" : NULL;
 }
 
 // The record of a step; a step that was skipped is told, and after --bad-steps in a row the run ends.
@@ -919,11 +921,9 @@ int main(int argc, char **argv) {
     if (run.comm->mpi) run.monitor.terminal = false; // a launcher's pipe, even where it looks like a terminal
     if (log != NULL && is_first(&run)) require(&run, monitor_run_json(log, argc, argv, o, &run.config, model_parameters(&model), &error), &error);
     if (is_first(&run)) banner(&run, &plan);
-    comm_watchdog(run.comm, (double)o->watchdog);
+    if (run.comm->size > 1) comm_watchdog(run.comm, (double)o->watchdog);
 
-    const char *stop = monitor_stop_requested(NULL);
-    int64_t none = 0;
-    if (share_step(&run, &none, stop != NULL) && stop == NULL) stop = "a signal to another rank";
+    const char *stop = agree_on_stop(&run, NULL, NULL);
     while (run.step < o->steps && stop == NULL) {
         const double begin = clock_ms();
         const int64_t step = run.step + 1;
@@ -937,8 +937,7 @@ int main(int argc, char **argv) {
         if (step == 1) dump_gradients(&run);
         const StepState result = step_end(t);
         int64_t tokens = batch->tokens;
-        stop = monitor_stop_requested(is_first(&run) ? o->out : NULL);
-        if (share_step(&run, &tokens, stop != NULL) && stop == NULL) stop = "a signal to another rank";
+        stop = agree_on_stop(&run, o->out, &tokens);
         record_step(&run, batch, &result, tokens, clock_ms() - begin);
 
         const bool last = step == o->steps;
@@ -950,10 +949,7 @@ int main(int argc, char **argv) {
         validate(&run);
         if (o->sample_every > 0 || o->prompt != NULL) generate(&run);
     }
-    if (stop == NULL) { // also in the last validation: the run is then finished by the next --resume auto
-        stop = monitor_stop_requested(NULL);
-        if (share_step(&run, &none, stop != NULL) && stop == NULL) stop = "a signal to another rank";
-    }
+    if (stop == NULL) stop = agree_on_stop(&run, NULL, NULL); // in the last validation: the next --resume auto finishes the run
     record_end(&run, stop == NULL);
     if (stop != NULL && is_first(&run)) {
         fprintf(stderr, "train_gpt: stopped by %s after step %lld%s\n", stop, (long long)run.step, o->out != NULL && run.step > 0 ? ", saved" : "");
