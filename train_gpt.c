@@ -891,6 +891,7 @@ int main(int argc, char **argv) {
     require_all(&run, find_checkpoint(&run, &checkpoint, &found, &error), &error);
     if (found && o->steps > 0 && run.step >= o->steps && (o->out == NULL || monitor_finished(o->out))) {
         if (is_first(&run)) printf("%s is at step %lld of %lld: nothing to do\n", checkpoint.directory, (long long)run.step, (long long)o->steps);
+        checkpoint_close(&checkpoint);
         comm_finish(run.comm);
         return CODE_OK;
     }
@@ -899,6 +900,8 @@ int main(int argc, char **argv) {
     require_all(&run, prepare_plan(&run, &model, &plan, &error), &error);
     if (o->dry_run) {
         if (is_first(&run)) plan_print(stdout, &plan);
+        if (found) checkpoint_close(&checkpoint);
+        model_free(&model);
         comm_finish(run.comm);
         return CODE_OK;
     }
