@@ -84,13 +84,16 @@ struct Device {
 
     // --- casts: to (n) = from (n), any mix of F32 and BF16
     void (*cast)(Device *device, Buffer to, Buffer from, int64_t n);
+    // to (n) += from (n), both F32
+    void (*accumulate)(Device *device, Buffer to, Buffer from, int64_t n);
 
-    // --- embedding: out (N, C) = dropout(wte[ids] + wpe[positions]); wpe and dropout optional
+    // --- embedding: out (N, C) = dropout(wte[ids] + wpe[positions]); wpe and dropout optional. wte (V, C) holds the vocabulary from vocab_begin
+    // on: other ids contribute nothing (tensor parallelism: they are another rank's)
     void (*embedding_forward)(Device *device, Buffer out, Buffer ids, Buffer positions, Buffer wte, Buffer wpe, const Dropout *dropout, int64_t N,
-                              int64_t C);
-    // dwte (V, C) +=, dwpe (positions, C) += (optional); deterministic
+                              int64_t C, int64_t vocab_begin, int64_t V);
+    // dwte (V, C) += where ids are in its range, dwpe (positions, C) += (optional); deterministic
     void (*embedding_backward)(Device *device, Buffer dwte, Buffer dwpe, Buffer dout, Buffer ids, Buffer positions, const Dropout *dropout,
-                               int64_t N, int64_t C, int64_t V, int64_t max_positions);
+                               int64_t N, int64_t C, int64_t vocab_begin, int64_t V, int64_t max_positions);
 
     // --- residual + norm: x = in + dropout(branch); sum (N, C) = x; out (N, C) = norm(x) * weight + bias
     // branch and sum are absent together (then x = in); bias optional; rmsnorm has no mean (mean optional then).
@@ -100,6 +103,8 @@ struct Device {
     // dx (N, C) = or += (accumulate_x); dweight, dbias (C) F32 = or += (accumulate_w), dbias optional; x is the norm's input
     void (*norm_backward)(Device *device, Buffer dx, bool accumulate_x, Buffer dweight, Buffer dbias, bool accumulate_w, Buffer dout, Buffer x,
                           Buffer mean, Buffer rstd, Buffer weight, int kind, int64_t N, int64_t C);
+    // out (N, C) = in + dropout(branch): the residual stream where no norm follows, at the end of a pipeline stage
+    void (*residual_forward)(Device *device, Buffer out, Buffer in, Buffer branch, const Dropout *dropout, int64_t N, int64_t C);
     // out (N, C) = in with dropout's mask and scale; may be in place
     void (*dropout_backward)(Device *device, Buffer out, Buffer in, const Dropout *dropout, int64_t N, int64_t C);
 
@@ -137,6 +142,14 @@ struct Device {
     // --- classifier on a chunk of tokens: losses (N) F32 = -log softmax(logits)[target], 0 where target < 0.
     // dlogits (N, V), optional: = (softmax - onehot) * dloss, 0 where target < 0; may be logits itself when the dtypes agree.
     void (*cross_entropy)(Device *device, Buffer losses, Buffer dlogits, Buffer logits, Buffer targets, double dloss, int64_t N, int64_t V);
+
+    // The same with the vocabulary divided over R ranks (Shoeybi et al. 2019, section 3), in two parts. Here logits (N, V) are those from
+    // vocab_begin on. First stats (N, 3) F32 = largest logit, sum of exp(logit - largest), logit of the target (0 when it is another
+    // rank's); the ranks' stats are then gathered, in rank order, into all (R, N, 3).
+    void (*cross_entropy_local)(Device *device, Buffer stats, Buffer logits, Buffer targets, int64_t vocab_begin, int64_t N, int64_t V);
+    // losses (N) F32 =, the same bits on every rank; dlogits (N, V), optional: =, may be logits itself. Targets < 0 as above.
+    void (*cross_entropy_merge)(Device *device, Buffer losses, Buffer dlogits, Buffer logits, Buffer all, int64_t R, Buffer targets, double dloss,
+                                int64_t vocab_begin, int64_t N, int64_t V);
 
     // --- the step's scalars
     // state->loss_sum += scale * sum of losses (N), in a fixed order, in double

@@ -28,6 +28,7 @@
     X(TEXT, resume, "resume", "no", 1, 4096,                                                                                                       \
       "auto: newest good checkpoint in --out, if any; no: refuse to start over one; or a checkpoint directory")                                    \
     X(BARE, dry_run, "dry-run", "", 0, 0, "check everything, print parameters, memory, data and steps; allocate nothing, train nothing")           \
+    X(INT, world, "world", "", 1, 1048576, "with --dry-run: the number of ranks to plan for (default: those that were started)")                   \
     S("model")                                                                                                                                     \
     X(TEXT, model, "model", "", 1, 4096, "a preset to start from ('list' shows them); the flags below override it")                                \
     X(INT, layers, "layers", "", 1, 100000, "transformer blocks (L; 12 without --model)")                                                          \
@@ -73,7 +74,18 @@
     X(INT, bad_steps, "bad-steps", "10", 1, 1e9, "stop (exit 4) after so many steps in a row with a non-finite loss or norm")                      \
     S("precision")                                                                                                                                 \
     X(CHOICE, precision, "precision", "fp32", 0, "fp32|bf16", "storage of weights and activations (bf16 keeps fp32 master weights and gradients)") \
+    X(CHOICE, grad_reduce, "grad-reduce", "fp32", 0, "fp32|bf16", "format in which gradients travel between ranks (sums are fp32)")                \
     S("parallel")                                                                                                                                  \
+    X(INT, tp, "tp", "1", 1, 1048576, "tensor parallel: ranks that share every layer (neighbours: keep them on one host)")                         \
+    X(CHOICE, sp, "sp", "off", 0, "off|on", "sequence parallel: norms, residual and dropout on 1/tp of the tokens")                                \
+    X(INT, pp, "pp", "1", 1, 65536, "pipeline stages: runs of layers; what --tp and --pp leave of the ranks is data parallel")                     \
+    X(CHOICE, pp_schedule, "pp-schedule", "1f1b", 0, "gpipe|1f1b|interleaved|zb", "order of forwards and backwards in the pipeline")               \
+    X(INT, virtual_stages, "virtual-stages", "1", 1, 1024, "runs of layers on each stage, for --pp-schedule interleaved")                          \
+    X(INT, zero, "zero", "0", 0, 3, "sharded over data-parallel ranks: 1 optimizer state, 2 also gradients, 3 also parameters")                    \
+    X(INT, shard_group, "shard-group", "", 1, 1048576, "shard inside groups of N data-parallel ranks, replicate across them (default: all)")       \
+    X(REAL, bucket_mb, "bucket-mb", "25", 0.0001, 1e6,                                                                                             \
+      "gradients that are reduced together, in MB, whole blocks (--zero 0 and 1; 2 and 3: each block)")                                            \
+    X(CHOICE, overlap, "overlap", "on", 0, "off|on", "reduce gradients and gather parameters while computing")                                     \
     X(INT, watchdog, "watchdog", "600", 0, 1e9, "end the job when a rank shows no sign of life for so many seconds (0 = off)")                     \
     S("eval")                                                                                                                                      \
     X(INT, val_every, "val-every", "0", 0, 1e12, "validate every N steps and after the last (0 = only after the last)")                            \
@@ -90,6 +102,7 @@
     X(INT, keep, "keep", "2", 1, 1e9, "checkpoints to keep in --out")                                                                              \
     S("debug")                                                                                                                                     \
     X(TEXT, dump_grads, "dump-grads", "", 1, 4096, "write step 1's full unclipped gradients to DIR/grads.safetensors")                             \
+    X(TEXT, trace, "trace", "", 3, 64, "A:B: write what every rank did in steps A to B to OUT/trace.json (chrome://tracing, Perfetto)")            \
     X(CHOICE, log_samples, "log-samples", "off", 0, "off|on", "put the ids of a step's sequences into its log record")
 
 #define OPTIONS_FIELD_INT(f) int64_t f;
@@ -122,6 +135,7 @@ enum { BIAS_OFF, BIAS_ON, BIAS_QKV };
 enum { PACK_NONE, PACK_VARLEN, PACK_FIT };
 enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_WSD, SCHEDULE_CONSTANT };
 enum { PRECISION_FP32, PRECISION_BF16 };
+enum { GRAD_REDUCE_FP32, GRAD_REDUCE_BF16 };
 
 typedef enum { OPTION_INT, OPTION_REAL, OPTION_CHOICE, OPTION_TEXT, OPTION_BARE } OptionKind;
 
