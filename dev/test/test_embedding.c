@@ -28,8 +28,8 @@ static void one_case(Worst *worst, Dtype dtype, bool learned, double drop, int64
             if (learned) want_dwpe[position[n] * C + c] += d;
         }
     }
-    cpu_embedding_forward(NULL, out, ids, learned ? positions : none, wte, learned ? wpe : none, &dropout, N, C);
-    cpu_embedding_backward(NULL, dwte, learned ? dwpe : none, dout, ids, learned ? positions : none, &dropout, N, C, V, P);
+    cpu_embedding_forward(NULL, out, ids, learned ? positions : none, wte, learned ? wpe : none, &dropout, N, C, 0, V);
+    cpu_embedding_backward(NULL, dwte, learned ? dwpe : none, dout, ids, learned ? positions : none, &dropout, N, C, 0, V, P);
     ops_compare(&worst->out, out, want, N * C);
     ops_compare(&worst->dwte, dwte, want_dwte, V * C);
     ops_compare(&worst->dwpe, dwpe, want_dwpe, P * C);
@@ -49,7 +49,7 @@ static void test_threads(void) {
     for (int threads = 1; threads <= 3; threads++) {
         omp_set_num_threads(threads);
         Buffer dwte = ops_new(V * C, DTYPE_F32), dwpe = ops_new(P * C, DTYPE_F32);
-        cpu_embedding_backward(NULL, dwte, dwpe, dout, ids, positions, &dropout, N, C, V, P);
+        cpu_embedding_backward(NULL, dwte, dwpe, dout, ids, positions, &dropout, N, C, 0, V, P);
         if (threads == 1) {
             first = dwte, first_place = dwpe;
             continue;
