@@ -69,8 +69,10 @@ static inline CpuClassifierRow_ cpu_classifier_exponentials_(Buffer logits, int6
     return (CpuClassifierRow_){total, shift, largest};
 }
 
-static inline void cpu_classifier_zero_row_(Buffer dlogits, int64_t row, int64_t V) {
-    if (dlogits.data != NULL) memset(buffer_at(dlogits, row).data, 0, (size_t)V * dtype_bytes(dlogits.dtype));
+// Loss and gradient of a token without a target.
+static inline void cpu_classifier_masked_(Buffer losses, Buffer dlogits, int64_t n, int64_t V) {
+    ((float *)losses.data)[n] = 0.0f;
+    if (dlogits.data != NULL) memset(buffer_at(dlogits, n * V).data, 0, (size_t)V * dtype_bytes(dlogits.dtype));
 }
 
 static inline float cpu_classifier_at_(Buffer buffer, int64_t at) {
@@ -114,8 +116,7 @@ static inline void cpu_cross_entropy(Device *device, Buffer losses, Buffer dlogi
     for (int64_t n = 0; n < N; n++) {
         const int64_t row = n * V;
         if (target[n] < 0) {
-            ((float *)losses.data)[n] = 0.0f;
-            cpu_classifier_zero_row_(dlogits, row, V);
+            cpu_classifier_masked_(losses, dlogits, n, V);
             continue;
         }
         const float target_logit = cpu_classifier_at_(logits, row + target[n]);
@@ -160,8 +161,7 @@ static inline void cpu_cross_entropy_merge(Device *device, Buffer losses, Buffer
     for (int64_t n = 0; n < N; n++) {
         const int64_t row = n * V, target = ((const int32_t *)targets.data)[n];
         if (target < 0) {
-            ((float *)losses.data)[n] = 0.0f;
-            cpu_classifier_zero_row_(dlogits, row, V);
+            cpu_classifier_masked_(losses, dlogits, n, V);
             continue;
         }
         float largest = -INFINITY;
