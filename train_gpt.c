@@ -201,7 +201,8 @@ static void forward(Trainer *t, const Packing *packing) {
     const Unit embedding = zero_unit(&t->zero, 0), head = zero_unit(&t->zero, model_head_unit(&t->model));
     const Dropout dropout = dropout_at(t, SITE_EMBEDDING), dropout_last = dropout_at(t, 2 * (L - 1) + 1);
 
-    d->embedding_forward(d, a->blocks[0].in, a->ids, a->positions, embedding.weight[TENSOR_WTE], embedding.weight[TENSOR_WPE], &dropout, N, C);
+    d->embedding_forward(d, a->blocks[0].in, a->ids, a->positions, embedding.weight[TENSOR_WTE], embedding.weight[TENSOR_WPE], &dropout, N, C, 0,
+                         m->vocab);
     for (int64_t l = 0; l < L; l++) block_forward(t, l, packing);
     d->norm_forward(d, a->norm, a->mean, a->rstd, a->last, a->blocks[L - 1].mid, a->branch, head.weight[TENSOR_NORM_WEIGHT],
                     head.weight[TENSOR_NORM_BIAS], &dropout_last, m->norm, m->norm_eps, N, C);
@@ -312,8 +313,8 @@ static void backward(Trainer *t, const Packing *packing, bool accumulate, bool l
     if (!accumulate && m->position == POSITION_LEARNED) {
         d->zero(d, embedding.grad[TENSOR_WPE].data, (size_t)(m->max_seq * C) * sizeof(float));
     }
-    d->embedding_backward(d, embedding.grad[TENSOR_WTE], embedding.grad[TENSOR_WPE], a->dresidual, a->ids, a->positions, &dropout, N, C, m->vocab,
-                          m->max_seq);
+    d->embedding_backward(d, embedding.grad[TENSOR_WTE], embedding.grad[TENSOR_WPE], a->dresidual, a->ids, a->positions, &dropout, N, C, 0,
+                          m->vocab, m->max_seq);
     if (last_micro_batch) reduce_unit(t, 0);
 }
 
