@@ -2,23 +2,25 @@
 // generation, checkpoints, main. Started by mpirun, every rank runs it on its share of the global batch (data parallel). Every op is a call through
 // the device table (llmc/device.h); shapes are in the legend of llmc/model.h.
 
-#include "llmc/activations.h" // Activations, activations_layout
-#include "llmc/base.h"        // Error, die, clock_ms
-#include "llmc/checkpoint.h"  // checkpoint_save, checkpoint_load
-#include "llmc/comm.h"        // Comm, comm_all_reduce
-#include "llmc/cpu/cpu.h"     // device_cpu
-#include "llmc/cpu/threads.h" // threads_wait_briefly
-#include "llmc/device.h"      // Device, Buffer
-#include "llmc/loader.h"      // Loader, StepBatch, MicroBatch
-#include "llmc/model.h"       // Model, tensor table
-#include "llmc/monitor.h"     // Monitor
-#include "llmc/optimizer.h"   // learning_rate, optimizer_update
-#include "llmc/options.h"     // Options
-#include "llmc/plan.h"        // plan_print
-#include "llmc/rope.h"        // rope_table_fill
-#include "llmc/sampling.h"    // sampling_choose
-#include "llmc/tokenizer.h"   // tokenizer_encode, tokenizer_decode
-#include "llmc/zero.h"        // Zero, Unit
+#include "llmc/activations.h"     // Activations, activations_layout
+#include "llmc/base.h"            // Error, die, clock_ms
+#include "llmc/checkpoint.h"      // checkpoint_find, checkpoint_open
+#include "llmc/checkpoint_read.h" // checkpoint_read
+#include "llmc/checkpoint_save.h" // checkpoint_save
+#include "llmc/comm.h"            // Comm, comm_all_reduce
+#include "llmc/cpu/cpu.h"         // device_cpu
+#include "llmc/cpu/threads.h"     // threads_wait_briefly
+#include "llmc/device.h"          // Device, Buffer
+#include "llmc/loader.h"          // Loader, StepBatch, MicroBatch
+#include "llmc/model.h"           // Model, tensor table
+#include "llmc/monitor.h"         // Monitor
+#include "llmc/optimizer.h"       // learning_rate, optimizer_update
+#include "llmc/options.h"         // Options
+#include "llmc/plan.h"            // plan_print
+#include "llmc/rope.h"            // rope_table_fill
+#include "llmc/sampling.h"        // sampling_choose
+#include "llmc/tokenizer.h"       // tokenizer_encode, tokenizer_decode
+#include "llmc/zero.h"            // Zero, Unit
 
 typedef struct {
     const Options *options;
@@ -523,23 +525,20 @@ static void generate(Run *run) {
 // ----------------------------------------------------------------------------
 // Checkpoints. The CPU device's memory is host memory: tensors are written and read where they live.
 
-static CheckpointTensor checkpoint_tensor(const Zero *zero, int i, const char *prefix, Buffer arena) {
+static CheckpointSlice checkpoint_slice(const Zero *zero, int i, const char *prefix, Buffer arena) {
     const Tensor *tensor = &zero->model->tensors[i];
-    CheckpointTensor row = {.dtype = arena.dtype, .rank = tensor->rank, .shape = {tensor->shape[0], tensor->shape[1]}};
-    snprintf(row.name, sizeof row.name, "%s%s", prefix, tensor->name);
-    row.data = buffer_at(arena, zero->offset[i]).data;
-    return row;
+    return checkpoint_whole(prefix, tensor->name, arena.dtype, tensor->rank, tensor->shape, buffer_at(arena, zero->offset[i]).data);
 }
 
 // Everything that a run needs to go on: a row per tensor and kind of state. The caller frees it.
-static CheckpointTensor *checkpoint_tensors(const Zero *zero, int *count) {
-    CheckpointTensor *rows = base_new((size_t)zero->model->count * 4, sizeof *rows);
+static CheckpointSlice *checkpoint_slices(const Zero *zero, int *count) {
+    CheckpointSlice *rows = base_new((size_t)zero->model->count * 4, sizeof *rows);
     *count = 0;
     for (int i = 0; i < zero->model->count; i++) {
-        rows[(*count)++] = checkpoint_tensor(zero, i, "", zero->param);
-        if (zero->master.data != NULL) rows[(*count)++] = checkpoint_tensor(zero, i, "master/", zero->master);
-        rows[(*count)++] = checkpoint_tensor(zero, i, "adam_m/", zero->adam_m);
-        rows[(*count)++] = checkpoint_tensor(zero, i, "adam_v/", zero->adam_v);
+        rows[(*count)++] = checkpoint_slice(zero, i, "", zero->param);
+        if (zero->master.data != NULL) rows[(*count)++] = checkpoint_slice(zero, i, "master/", zero->master);
+        rows[(*count)++] = checkpoint_slice(zero, i, "adam_m/", zero->adam_m);
+        rows[(*count)++] = checkpoint_slice(zero, i, "adam_v/", zero->adam_v);
     }
     return rows;
 }
@@ -551,13 +550,13 @@ static CheckpointDataFile *data_files(const TokenSet *set) {
 }
 
 static void save(Run *run) {
-    if (!is_first(run)) return; // replicas are equal
     comm_heartbeat(run->comm, run->step, "saving");
     Trainer *t = &run->trainer;
     Error error = {0};
     int count;
     const LoaderPosition at = loader_position(&run->train);
-    CheckpointTensor *tensors = checkpoint_tensors(&t->zero, &count);
+    CheckpointSlice *slices = checkpoint_slices(&t->zero, &count);
+    if (!is_first(run)) count = 0; // replicas are equal
     CheckpointDataFile *files = data_files(&run->train_set);
     CheckpointState state = {.step = run->step,
                              .tokens = run->tokens,
@@ -571,12 +570,13 @@ static void save(Run *run) {
                              .model = checkpoint_model_json(&run->config),
                              .flags = checkpoint_flags_json(&run->options)};
     const double begin = clock_ms();
-    const bool good = checkpoint_save(run->options.out, &state, tensors, count, run->options.keep, &error);
+    const bool good = checkpoint_save(run->comm, run->options.out, &state, slices, count, run->options.keep, &error);
     json_decref(state.model);
     json_decref(state.flags);
     free(files);
-    free(tensors);
-    require(run, good, &error);
+    free(slices);
+    require_all(run, good, &error);
+    if (!is_first(run)) return;
     MonitorJson *event = monitor_event_begin(&run->monitor, "save");
     monitor_put_real(event, "ms", clock_ms() - begin);
     require(run, monitor_event_end(&run->monitor, &error), &error);
@@ -594,9 +594,9 @@ static bool find_checkpoint(Run *run, Checkpoint *checkpoint, bool *found, Error
     }
     if (strcmp(o->resume, "auto") == 0) {
         if (o->out == NULL) return fail(error, CODE_USAGE, "--resume auto: wanted --out, the directory to look in");
-        if (!checkpoint_find(o->out, checkpoint, found, is_first(run) ? stderr : NULL, error)) return false;
+        if (!checkpoint_find(run->comm, o->out, checkpoint, found, stderr, error)) return false;
     } else {
-        if (!checkpoint_open(o->resume, checkpoint, error)) return false;
+        if (!checkpoint_open(run->comm, o->resume, checkpoint, error)) return false;
         *found = true;
     }
     if (!*found) return true;
@@ -620,9 +620,9 @@ static bool find_checkpoint(Run *run, Checkpoint *checkpoint, bool *found, Error
 static void load(Run *run, const Checkpoint *checkpoint) {
     Error error = {0};
     int count;
-    CheckpointTensor *tensors = checkpoint_tensors(&run->trainer.zero, &count);
-    require(run, checkpoint_read(checkpoint, tensors, count, false, &error), &error);
-    free(tensors);
+    CheckpointSlice *slices = checkpoint_slices(&run->trainer.zero, &count);
+    require(run, checkpoint_read(checkpoint, slices, count, false, &error), &error);
+    free(slices);
 }
 
 // --init-from: weights only, from a checkpoint of either precision; master copies where it has them.
@@ -631,13 +631,13 @@ static void load_weights(Run *run) {
     Error error = {0};
     Checkpoint checkpoint;
     require_all(run,
-                checkpoint_open(run->options.init_from, &checkpoint, &error) &&
+                checkpoint_open(run->comm, run->options.init_from, &checkpoint, &error) &&
                     checkpoint_model_check(checkpoint.directory, checkpoint.manifest.state.model, &run->config, &error),
                 &error);
     const Buffer arena = t->dtype == DTYPE_F32 ? t->zero.param : t->zero.master;
     for (int i = 0; i < t->model.count; i++) {
-        CheckpointTensor row = checkpoint_tensor(&t->zero, i, "master/", arena);
-        if (manifest_tensor(&checkpoint.manifest, row.name) == NULL) row = checkpoint_tensor(&t->zero, i, "", arena);
+        CheckpointSlice row = checkpoint_slice(&t->zero, i, "master/", arena);
+        if (manifest_tensor(&checkpoint.manifest, row.name) == NULL) row = checkpoint_slice(&t->zero, i, "", arena);
         require(run, checkpoint_read(&checkpoint, &row, 1, true, &error), &error);
         round_to_storage(t, i);
     }
