@@ -365,6 +365,46 @@ static void cut_box(uint64_t *random, int64_t r0, int64_t r1, int64_t c0, int64_
     }
 }
 
+// Reads boxes and ranges drawn at random, several in one call, from the tensor "w" (rows, columns) of 0, 1, 2, ...; the elements that are
+// wrong, those around a slice included; -1 when it could not be read.
+static int64_t read_random(const Checkpoint *checkpoint, uint64_t *random, int rank, int64_t rows, int64_t columns, Error *error) {
+    enum { WANTED = 4 };
+    CheckpointSlice wanted[WANTED];
+    for (int i = 0; i < WANTED; i++) {
+        CheckpointSlice *w = &wanted[i];
+        *w = whole("w", random_below(random, 2) ? DTYPE_F32 : DTYPE_BF16, rank, rows, columns, NULL);
+        w->begin[0] = random_below(random, rows), w->end[0] = w->begin[0] + 1 + random_below(random, rows - w->begin[0]);
+        w->begin[1] = random_below(random, columns), w->end[1] = w->begin[1] + 1 + random_below(random, columns - w->begin[1]);
+        if (random_below(random, 3) == 0) w->begin[1] = 0, w->end[1] = columns;
+        const int64_t elements = (w->end[0] - w->begin[0]) * (w->end[1] - w->begin[1]);
+        w->from = random_below(random, elements + 1), w->to = w->from + random_below(random, elements - w->from + 1);
+        if (random_below(random, 3) == 0) w->from = 0, w->to = elements;
+        char *data = base_new((size_t)(w->to - w->from) + 2, 4);
+        memset(data, 0x55, (size_t)(w->to - w->from + 2) * 4);
+        w->data = data + dtype_bytes(w->dtype);
+    }
+    int64_t wrong = checkpoint_read(checkpoint, wanted, WANTED, true, error) ? 0 : -1;
+    for (int i = 0; i < WANTED; i++) {
+        const CheckpointSlice *w = &wanted[i];
+        const int64_t width = w->end[1] - w->begin[1], count = w->to - w->from;
+        for (int64_t e = -1; wrong >= 0 && e <= count; e++) {
+            const int64_t at = w->from + e;
+            const float value = (float)((w->begin[0] + at / width) * columns + w->begin[1] + at % width);
+            const bool outside = e < 0 || e == count;
+            if (w->dtype == DTYPE_F32) {
+                uint32_t bits, want = 0x55555555;
+                memcpy(&bits, (const float *)w->data + e, 4);
+                if (!outside) memcpy(&want, &value, 4);
+                wrong += bits != want;
+            } else {
+                wrong += ((const uint16_t *)w->data)[e] != (outside ? 0x5555 : bf16_from_f32(value));
+            }
+        }
+        free((char *)w->data - dtype_bytes(w->dtype));
+    }
+    return wrong;
+}
+
 static void test_sharded(void) {
     const ModelConfig config = small_config();
     Run run = make_run(&config, DTYPE_F32, 3);
@@ -372,7 +412,7 @@ static void test_sharded(void) {
     char directory[PATH_MAX];
     strcpy(directory, temporary("sharded"));
     uint64_t random = 20240601;
-    int64_t wrong = 0, refused = 0, uncaught = 0, slices_seen = 0;
+    int64_t wrong = 0, refused = 0, uncaught = 0, slices_seen = 0, parts_wrong = 0, silent = 0;
     for (int round = 0; round < 60; round++) {
         const int rank = 1 + (round % 3 != 0);
         const int64_t rows = 1 + random_below(&random, 12), columns = rank == 2 ? 1 + random_below(&random, 12) : 1;
@@ -391,8 +431,16 @@ static void test_sharded(void) {
             refused++;
             continue;
         }
-        checkpoint_close(&checkpoint);
         for (int64_t i = 0; i < rows * columns; i++) wrong += !(data[i] == (float)i);
+        for (int i = 0; i < 10; i++) {
+            const int64_t part_wrong = read_random(&checkpoint, &random, rank, rows, columns, &error);
+            if (part_wrong < 0) printf("     round %d: %s\n", round, error.text);
+            parts_wrong += part_wrong != 0;
+        }
+        Error lacking = {0};
+        checkpoint.manifest.tensors[0].slice_count--; // as no manifest is that was parsed
+        silent += checkpoint_read(&checkpoint, &wanted, 1, true, &lacking) || strstr(lacking.text, "tensor 'w': its files hold") == NULL;
+        checkpoint_close(&checkpoint);
         // Without one of its slices, with one of them moved, or with one twice, it must be refused.
         ManifestSlice spoilt[601];
         for (int fault = 0; fault < 3; fault++) {
@@ -419,24 +467,49 @@ static void test_sharded(void) {
     }
     check(refused == 0 && wrong == 0, "60 random cuts into %lld slices by row, column and range: %lld refused, %lld elements wrong (bound 0)",
           (long long)slices_seen, (long long)refused, (long long)wrong);
+    check(parts_wrong == 0, "2400 random boxes and ranges of them, F32 and BF16: %lld calls of 4 were wrong (bound 0)", (long long)parts_wrong);
+    check(silent == 0, "elements that no slice holds: %lld not told", (long long)silent);
     check(uncaught == 0, "holes and overlaps of slices: %lld not refused by element", (long long)uncaught);
 
-    // More elements than one chunk of the reader, in two halves of the columns.
-    const int64_t rows = 3001, columns = 1003;
-    const ManifestSlice halves[] = {{.begin = {0, 0}, .end = {rows, 500}, .to = rows * 500},
-                                    {.begin = {0, 500}, .end = {rows, columns}, .to = rows * 503}};
-    put_sharded(directory, 2, rows, columns, DTYPE_F32, halves, 2, &run);
-    float *data = base_new((size_t)(rows * columns), 4);
-    const CheckpointSlice wanted = whole("w", DTYPE_F32, 2, rows, columns, data);
-    Checkpoint checkpoint;
-    Error error = {0};
-    bool read = checkpoint_open(comm_, directory, &checkpoint, &error) && checkpoint_read(&checkpoint, &wanted, 1, false, &error);
-    wrong = 0;
-    for (int64_t i = 0; i < rows * columns; i++) wrong += !(data[i] == (float)i);
-    check(read && wrong == 0, "two halves of the columns, %lld elements: %lld wrong (bound 0) %s", (long long)(rows * columns), (long long)wrong,
-          error.text);
-    if (read) checkpoint_close(&checkpoint);
-    free(data);
+    // Pieces of every size: more than a chunk of the reader, rows that go straight to their place, holes that are read over or not.
+    static const struct {
+        int64_t rows, columns, cut; // stored as columns [0, cut) and [cut, columns)
+        int64_t begin[2], end[2];   // wanted
+        Dtype dtype;
+        const char *what;
+    } cases[] = {
+        {6001, 1003, 500, {0, 0}, {6001, 1003}, DTYPE_F32, "the whole of two halves of the columns"},
+        {6001, 1003, 500, {0, 0}, {6001, 500}, DTYPE_BF16, "one half, converted: more than a chunk"},
+        {6001, 1003, 500, {0, 0}, {6001, 500}, DTYPE_F32, "one half: more than a chunk"},
+        {6001, 1003, 500, {7, 400}, {5990, 700}, DTYPE_F32, "columns of both, small holes"},
+        {600, 9001, 4500, {7, 4400}, {590, 4700}, DTYPE_BF16, "columns of both, large holes"},
+        {40, 70001, 30000, {1, 10000}, {39, 60000}, DTYPE_F32, "long pieces of rows"},
+        {40, 70001, 30000, {1, 10000}, {39, 60000}, DTYPE_BF16, "long pieces of rows, converted"},
+        {3, 5000001, 5000000, {0, 1}, {3, 5000001}, DTYPE_BF16, "pieces of rows longer than a chunk, converted"},
+    };
+    for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
+        const int64_t rows = cases[k].rows, columns = cases[k].columns, cut = cases[k].cut;
+        const ManifestSlice halves[] = {{.begin = {0, 0}, .end = {rows, cut}, .to = rows * cut},
+                                        {.begin = {0, cut}, .end = {rows, columns}, .to = rows * (columns - cut)}};
+        if (k == 0 || cut != cases[k - 1].cut || rows != cases[k - 1].rows) put_sharded(directory, 2, rows, columns, DTYPE_F32, halves, 2, &run);
+        const int64_t width = cases[k].end[1] - cases[k].begin[1], count = (cases[k].end[0] - cases[k].begin[0]) * width;
+        float *data = base_new((size_t)count, 4);
+        CheckpointSlice wanted = whole("w", cases[k].dtype, 2, rows, columns, data);
+        for (int axis = 0; axis < 2; axis++) wanted.begin[axis] = cases[k].begin[axis], wanted.end[axis] = cases[k].end[axis];
+        wanted.to = count;
+        Checkpoint checkpoint;
+        Error error = {0};
+        const bool opened = checkpoint_open(comm_, directory, &checkpoint, &error);
+        const bool read = opened && checkpoint_read(&checkpoint, &wanted, 1, true, &error);
+        wrong = 0;
+        for (int64_t i = 0; i < count; i++) {
+            const float value = (float)((wanted.begin[0] + i / width) * columns + wanted.begin[1] + i % width);
+            wrong += !(wanted.dtype == DTYPE_F32 ? data[i] == value : ((uint16_t *)data)[i] == bf16_from_f32(value));
+        }
+        check(read && wrong == 0, "%s, %lld elements: %lld wrong (bound 0) %s", cases[k].what, (long long)count, (long long)wrong, error.text);
+        if (opened) checkpoint_close(&checkpoint);
+        free(data);
+    }
     free_run(&run);
 }
 
