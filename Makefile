@@ -90,7 +90,7 @@ $(BUILD)/test_%: dev/test/test_%.c $(HEADERS) Makefile
 $(BUILD)/test_%_asan: dev/test/test_%.c $(HEADERS) Makefile
 	@mkdir -p $(BUILD)
 	$(CC) $(BASE_FLAGS) $(DEFINES) $(SANITIZE) $< -o $@ $(LIBS)
-# Makes the k-th system call of a kind fail; preloaded by test_checkpoint into its children.
+# Makes the k-th system call of a kind fail; preloaded by test_checkpoint into its children and by checkpoint_ranks.sh.
 $(BUILD)/shim_io.so: dev/test/shim_io.c Makefile
 	@mkdir -p $(BUILD)
 	$(CC) -std=c11 -D_GNU_SOURCE $(WARN) -O1 -g -shared -fPIC $< -o $@ -ldl
