@@ -1,28 +1,30 @@
 // train_gpt.c: the trainer. Reads top to bottom: the trainer's state, forward, backward, one optimizer step, validation, generation,
-// checkpoints, main. Started by mpirun, every rank runs it for its part of the model (tensor parallelism, pipeline stages: llmc/layout.h), of the batch
-// (data parallelism) and of the state (ZeRO: llmc/zero.h). Every op is a call through the device table (llmc/device.h); shapes are in the legend of
-// llmc/model.h. Under tensor parallelism the widths are this rank's (layout.local). N counts the tokens of a micro-batch, S those of them
+// checkpoints, main. Started by mpirun, every rank runs it for its part of the model (tensor parallelism, pipeline stages: llmc/layout.h), of the
+// batch (data parallelism) and of the state (ZeRO: llmc/zero.h). Every op is a call through the device table (llmc/device.h); shapes are in the
+// legend of llmc/model.h. Under tensor parallelism the widths are this rank's (layout.local). N counts the tokens of a micro-batch, S those of them
 // whose residual stream this rank holds: N/tp with sequence parallelism, else all.
 
-#include "llmc/activations.h" // Activations, activations_layout
-#include "llmc/base.h"        // Error, die, clock_ms
-#include "llmc/checkpoint.h"  // checkpoint_save, checkpoint_read
-#include "llmc/comm.h"        // Comm, comm_all_reduce
-#include "llmc/cpu/cpu.h"     // device_cpu
-#include "llmc/cpu/threads.h" // threads_wait_briefly
-#include "llmc/device.h"      // Device, Buffer
-#include "llmc/layout.h"      // Layout, layout_create
-#include "llmc/loader.h"      // Loader, StepBatch, MicroBatch
-#include "llmc/model.h"       // Model, tensor table
-#include "llmc/monitor.h"     // Monitor
-#include "llmc/optimizer.h"   // learning_rate, optimizer_config
-#include "llmc/options.h"     // Options
-#include "llmc/plan.h"        // plan_print
-#include "llmc/rope.h"        // rope_table_fill
-#include "llmc/sampling.h"    // sampling_choose
-#include "llmc/schedule.h"    // Schedule, Action
-#include "llmc/tokenizer.h"   // tokenizer_encode, tokenizer_decode
-#include "llmc/zero_comm.h"   // Zero, zero_weights, zero_gradients
+#include "llmc/activations.h"     // Activations, activations_layout
+#include "llmc/base.h"            // Error, die, clock_ms
+#include "llmc/checkpoint.h"      // checkpoint_find, checkpoint_open
+#include "llmc/checkpoint_read.h" // checkpoint_read
+#include "llmc/checkpoint_save.h" // checkpoint_save
+#include "llmc/comm.h"            // Comm, comm_all_reduce
+#include "llmc/cpu/cpu.h"         // device_cpu
+#include "llmc/cpu/threads.h"     // threads_wait_briefly
+#include "llmc/device.h"          // Device, Buffer
+#include "llmc/layout.h"          // Layout, layout_create
+#include "llmc/loader.h"          // Loader, StepBatch, MicroBatch
+#include "llmc/model.h"           // Model, tensor table
+#include "llmc/monitor.h"         // Monitor
+#include "llmc/optimizer.h"       // learning_rate, optimizer_config
+#include "llmc/options.h"         // Options
+#include "llmc/plan.h"            // plan_print
+#include "llmc/rope.h"            // rope_table_fill
+#include "llmc/sampling.h"        // sampling_choose
+#include "llmc/schedule.h"        // Schedule, Action
+#include "llmc/tokenizer.h"       // tokenizer_encode, tokenizer_decode
+#include "llmc/zero_comm.h"       // Zero, zero_weights, zero_gradients
 
 typedef struct {
     const Options *options;
@@ -40,8 +42,8 @@ typedef struct {
     size_t arena_bytes;
     const MicroBatch *uploaded; // whose tokens the device holds, as:
     Packing packing;
-    int32_t *filler;                         // (2 * granularity) zeros, then -1s
-    CommHandle *input_received, *slot_sent;  // messages on their way, by the buffer that they use
+    int32_t *filler;                        // (2 * granularity) zeros, then -1s
+    CommHandle *input_received, *slot_sent; // messages on their way, by the buffer that they use
     CommHandle *gradient_received, *gradient_sent;
     StepState *state;        // device memory
     int64_t optimizer_steps; // updates applied so far
@@ -364,7 +366,8 @@ static void embedding_forward(Trainer *t, Buffer out, const Packing *packing) {
         d->embedding_forward(d, out, a->ids, a->positions, w[TENSOR_WTE], w[TENSOR_WPE], &dropout, N, C, 0, m->vocab);
         return;
     }
-    d->embedding_forward(d, a->branch, a->ids, a->positions, w[TENSOR_WTE], bias_once(t, w[TENSOR_WPE]), NULL, N, C, t->layout.vocab_begin, m->vocab);
+    d->embedding_forward(d, a->branch, a->ids, a->positions, w[TENSOR_WTE], bias_once(t, w[TENSOR_WPE]), NULL, N, C, t->layout.vocab_begin,
+                         m->vocab);
     sum_partials(t, a->branch, N);
     if (dropout_active(&dropout)) {
         d->dropout_backward(d, out, own_part(t, a->branch, N), &dropout, own_tokens(t, N), C);
@@ -472,7 +475,8 @@ static Buffer branch_gradient(Trainer *t, Buffer to, Buffer dresidual, int64_t s
 }
 
 // The gradients of a block that fall out of the gradient of its input; where weights' gradients are made later they wait in a stash.
-static const TensorKind norm_kinds[6] = {TENSOR_NORM1_WEIGHT, TENSOR_NORM1_BIAS, TENSOR_NORM2_WEIGHT, TENSOR_NORM2_BIAS, TENSOR_Q_NORM, TENSOR_K_NORM};
+static const TensorKind norm_kinds[6] = {TENSOR_NORM1_WEIGHT, TENSOR_NORM1_BIAS, TENSOR_NORM2_WEIGHT,
+                                         TENSOR_NORM2_BIAS,   TENSOR_Q_NORM,     TENSOR_K_NORM};
 
 static void block_norm_gradients(Trainer *t, const BlockGrads *s, const Buffer g[TENSOR_KINDS], bool accumulate) {
     Device *d = &t->device;
@@ -489,8 +493,8 @@ static void block_norm_gradients(Trainer *t, const BlockGrads *s, const Buffer g
 
 // One block. dresidual: gradient of the residual stream (own tokens) behind the block becomes that before it. s holds the gradients of matrix
 // products' outputs.
-static void block_backward(Trainer *t, int64_t l, int64_t next, BlockActs *a, BlockGrads *s, Buffer dresidual, const Packing *packing, int microbatch,
-                           int parts) {
+static void block_backward(Trainer *t, int64_t l, int64_t next, BlockActs *a, BlockGrads *s, Buffer dresidual, const Packing *packing,
+                           int microbatch, int parts) {
     const ModelConfig *m = &t->layout.local;
     const int64_t N = packing->tokens, S = own_tokens(t, N), C = m->channels, Q = model_q_width(m), QKV = model_qkv_width(m), FF = m->ffn;
     const bool input = parts & BACKWARD_INPUT, weight = parts & BACKWARD_WEIGHT;
@@ -718,7 +722,8 @@ static int64_t forward_only(Trainer *t, const MicroBatch *batch) {
     return packing.tokens;
 }
 
-// The sum of the losses of a micro-batch, on the rank that speaks for its replica; elsewhere 0. The scalars of the step are not needed between steps.
+// The sum of the losses of a micro-batch, on the rank that speaks for its replica; elsewhere 0. The scalars of the step are not needed between
+// steps.
 static double losses_of(Trainer *t, const MicroBatch *batch) {
     StepState state = {0};
     const int64_t N = forward_only(t, batch);
@@ -984,7 +989,7 @@ static bool find_checkpoint(Run *run, Checkpoint *checkpoint, bool *found, Error
     }
     if (strcmp(o->resume, "auto") == 0) {
         if (o->out == NULL) return fail(error, CODE_USAGE, "--resume auto: wanted --out, the directory to look in");
-        if (!checkpoint_find(run->comm, o->out, checkpoint, found, is_first(run) ? stderr : NULL, error)) return false;
+        if (!checkpoint_find(run->comm, o->out, checkpoint, found, stderr, error)) return false;
     } else {
         if (!checkpoint_open(run->comm, o->resume, checkpoint, error)) return false;
         *found = true;
@@ -1067,11 +1072,8 @@ static void dump_gradients(Run *run) {
     for (int i = 0; i < count; i++) {
         const Tensor *tensor = &t->model.tensors[i];
         gradients[i] = whole_gradient(t, i);
-        entries[i] = (SafetensorsEntry){.name = tensor->name,
-                                        .dtype = "F32",
-                                        .rank = tensor->rank,
-                                        .shape = {tensor->shape[0], tensor->shape[1]},
-                                        .data = gradients[i]};
+        entries[i] = (SafetensorsEntry){
+            .name = tensor->name, .dtype = "F32", .rank = tensor->rank, .shape = {tensor->shape[0], tensor->shape[1]}, .data = gradients[i]};
         if (!is_first(run)) free(gradients[i]);
     }
     if (is_first(run)) {
@@ -1159,7 +1161,8 @@ static bool prepare(Run *run, Error *error) {
         return fail(error, CODE_USAGE, "--train: got nothing, wanted token files (data/kjv.sh makes some; --steps 0 only validates and samples)");
     }
     return prepare_tokens(&run->train_set, o->train, "--train", error) && prepare_tokens(&run->val_set, o->val, "--val", error) &&
-           prepare_vocabulary(run, error) && prepare_layout(run, error) && (o->train == NULL || tokens_check(&run->train_set, run->config.vocab, error)) &&
+           prepare_vocabulary(run, error) && prepare_layout(run, error) &&
+           (o->train == NULL || tokens_check(&run->train_set, run->config.vocab, error)) &&
            (o->val == NULL || tokens_check(&run->val_set, run->config.vocab, error));
 }
 
@@ -1187,7 +1190,13 @@ static bool prepare_plan(const Run *run, const Model *model, PlanInput *plan, Er
                         .machine_bytes = plan_machine_bytes()};
     if (o->train != NULL) plan->train_samples = loader_sequences_per_epoch(&run->train);
     const int64_t data_bytes = (o->train != NULL ? loader_bytes(&train) : 0) + (o->val != NULL ? loader_bytes(&val) : 0);
-    return plan_add_model(plan, dtype, error) && plan_add_activations(plan, dtype, error) &&
+    ZeroConfig z = zero_config(o);
+    Schedule sc;
+    const ScheduleShape sh = schedule_shape(o, &run->layout);
+    if (!schedule_build(&sc, &sh, run->layout.mesh.at.pp, error)) return false;
+    const ActivationShape as = activation_shape(o, &sc);
+    (void)dtype;
+    return plan_add_model(plan, &run->layout, &z, error) && plan_add_activations(plan, &run->layout, &as, error) &&
            (data_bytes == 0 || plan_add(plan, "data", (size_t)data_bytes, 1, error));
 }
 

@@ -52,15 +52,15 @@ static inline bool plan_add(PlanInput *plan, const char *name, size_t count, siz
 }
 
 // The categories that follow from the tensor table.
-static inline bool plan_add_model(PlanInput *plan, Dtype dtype, Error *error) {
-    const ZeroBytes bytes = zero_bytes(plan->model, dtype);
+static inline bool plan_add_model(PlanInput *plan, const Layout *l, const ZeroConfig *z, Error *error) {
+    const ZeroBytes bytes = zero_bytes(plan->model, l, z);
     return plan_add(plan, "parameters", bytes.param_bytes, 1, error) &&
            (bytes.master_bytes == 0 || plan_add(plan, "master weights", bytes.master_bytes, 1, error)) &&
            plan_add(plan, "gradients", bytes.grad_bytes, 1, error) && plan_add(plan, "optimizer state", bytes.optim_bytes, 1, error);
 }
 
 // The activation arena, sized by the function that lays it out. Its 64-bit sums are bounded here first: flags alone can ask for 2^70 bytes.
-static inline bool plan_add_activations(PlanInput *plan, Dtype dtype, Error *error) {
+static inline bool plan_add_activations(PlanInput *plan, const Layout *l, const ActivationShape *as, Error *error) {
     const ModelConfig *m = &plan->model->config;
     const double widths =
         8.0 * (double)m->channels + 3.0 * (double)(model_qkv_width(m) + model_q_width(m) + model_mlp_in_width(m) + m->ffn + m->heads) + 16;
@@ -70,7 +70,7 @@ static inline bool plan_add_activations(PlanInput *plan, Dtype dtype, Error *err
                     (long long)plan->micro_batch, (long long)plan->seq);
     }
     Activations a;
-    (void)activations_layout(&a, NULL, NULL, m, dtype, plan->micro_batch, plan->seq);
+    (void)activations_layout(&a, NULL, l, as);
     return plan_add(plan, "activations", a.kept_bytes, 1, error) && plan_add(plan, "logits of a chunk", a.head_bytes, 1, error) &&
            plan_add(plan, "scratch and batch", a.scratch_bytes, 1, error);
 }

@@ -40,7 +40,8 @@ static inline void zero_gather_start_(Zero *zero, int unit) {
                                                 place.count, zero_comm_type_(zero->dtype));
 }
 
-// Fills the weights of a unit by kind (absent where this rank or the configuration has none). In stage 3 they stay until another block takes the slot.
+// Fills the weights of a unit by kind (absent where this rank or the configuration has none). In stage 3 they stay until another block takes the
+// slot.
 static inline void zero_weights(Zero *zero, int unit, Buffer weights[TENSOR_KINDS]) {
     if (zero->layout->zero < 3) {
         zero_point_(zero, unit, buffer_at(zero->param, zero->range[unit].begin), weights);
@@ -63,9 +64,8 @@ static inline void zero_publish(Zero *zero, int unit) {
     const int stage = zero->layout->zero;
     if (stage != 1 && stage != 2) return;
     const ZeroPlace place = zero_place(zero, unit);
-    zero->gathers[unit] =
-        comm_all_gather_start(zero->groups[LAYOUT_SHARD], buffer_at(zero->param, zero->range[unit].begin).data,
-                              buffer_at(zero->param, place.whole_begin).data, place.count, zero_comm_type_(zero->dtype));
+    zero->gathers[unit] = comm_all_gather_start(zero->groups[LAYOUT_SHARD], buffer_at(zero->param, zero->range[unit].begin).data,
+                                                buffer_at(zero->param, place.whole_begin).data, place.count, zero_comm_type_(zero->dtype));
     if (!zero->config.overlap) comm_wait(&zero->gathers[unit]);
 }
 
