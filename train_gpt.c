@@ -17,6 +17,7 @@
 #include "llmc/plan.h"        // plan_print
 #include "llmc/rope.h"        // rope_table_fill
 #include "llmc/sampling.h"    // sampling_choose
+#include "llmc/signals.h"     // signals_block, signals_stop_requested
 #include "llmc/tokenizer.h"   // tokenizer_encode, tokenizer_decode
 #include "llmc/zero.h"        // Zero, Unit
 
@@ -444,7 +445,7 @@ static void validate(Run *run) {
         if (batch->micros[0].tokens > 0) sums[0] += losses_of(&run->trainer, &batch->micros[0]);
         sums[1] += (double)batch->valid;
         comm_progress(run->comm);
-        if (monitor_stop_requested(NULL) != NULL) {
+        if (signals_stop_requested(NULL) != NULL) {
             sums[2] = 1;
             break;
         }
@@ -501,7 +502,7 @@ static void generate(Run *run) {
         char piece[16];
         monitor_json_bytes_(&text, piece, (size_t)tokenizer_decode(&run->tokenizer, ids[i], piece));
     }
-    for (int64_t i = 0; i < o->sample_tokens && monitor_stop_requested(NULL) == NULL; i++) {
+    for (int64_t i = 0; i < o->sample_tokens && signals_stop_requested(NULL) == NULL; i++) {
         const int64_t from = max_i64(0, count - limit);
         next_logits(&run->trainer, ids + from, count - from, logits);
         const Philox r = philox(key, (uint64_t)run->step, (uint64_t)i);
@@ -784,7 +785,7 @@ static void banner(const Run *run, const PlanInput *plan) {
 // Whether any rank was asked to stop (why, else NULL), and the tokens of all ranks (optional): told between two steps, so that all
 // ranks stop at the same one. `out`: where a file `stop` asks too.
 static const char *agree_on_stop(Run *run, const char *out, int64_t *tokens) {
-    const char *own = monitor_stop_requested(is_first(run) ? out : NULL);
+    const char *own = signals_stop_requested(is_first(run) ? out : NULL);
     int64_t sums[2] = {tokens != NULL ? *tokens : 0, own != NULL};
     comm_all_reduce(run->comm->world, sums, 2, COMM_I64, COMM_SUM);
     if (tokens != NULL) *tokens = sums[0];
@@ -878,7 +879,7 @@ int main(int argc, char **argv) {
     run.lock = run.monitor.log = -1;
 
     threads_wait_briefly(argv);
-    if (!monitor_signals(&error)) die_error(&error); // before MPI starts threads
+    if (!signals_block(&error)) die_error(&error); // before MPI starts threads
     run.comm = comm_init(&argc, &argv);
     threads_share_host(run.comm->local_size);
     require_all(&run, options_parse(o, argc, argv, &error), &error);
