@@ -23,7 +23,9 @@
 #include "llmc/rope.h"            // rope_table_fill
 #include "llmc/sampling.h"        // sampling_choose
 #include "llmc/schedule.h"        // Schedule, Action
+#include "llmc/signals.h"         // signals_block, signals_stop_requested
 #include "llmc/tokenizer.h"       // tokenizer_encode, tokenizer_decode
+#include "llmc/trace.h"           // Trace, trace_begin
 #include "llmc/zero_comm.h"       // Zero, zero_weights, zero_gradients
 
 typedef struct {
@@ -45,6 +47,7 @@ typedef struct {
     int32_t *filler;                        // (2 * granularity) zeros, then -1s
     CommHandle *input_received, *slot_sent; // messages on their way, by the buffer that they use
     CommHandle *gradient_received, *gradient_sent;
+    Trace trace;
     StepState *state;        // device memory
     int64_t optimizer_steps; // updates applied so far
     uint64_t dropout_key;    // of the running step
@@ -215,6 +218,7 @@ static void trainer_free(Trainer *t) {
     free(t->gradient_received);
     free(t->gradient_sent);
     free(t->filler);
+    trace_free(&t->trace);
     comm_group_free(t->upstream);
     comm_group_free(t->downstream);
     for (int g = LAYOUT_GROUPS - 1; g >= 0; g--) comm_group_free(t->groups[g]);
@@ -650,10 +654,15 @@ static void accumulate_gradients(Trainer *t, const StepBatch *batch) {
     zero_step_begin(&t->zero);
     t->uploaded = NULL;
     for (int64_t i = 0; i < t->schedule.count; i++) {
-        run_action(t, &t->schedule.actions[i], batch, scale);
+        const Action *a = &t->schedule.actions[i];
+        trace_begin(&t->trace, action_kind_names[a->kind], a->microbatch, a->chunk);
+        run_action(t, a, batch, scale);
+        trace_end(&t->trace);
         comm_progress(t->comm);
     }
+    trace_begin(&t->trace, "reduce gradients", -1, -1);
     zero_gradients_finish(&t->zero);
+    trace_end(&t->trace);
 }
 
 // Starts step n (from 1): the scalars that live on the device, and the key of its dropout.
@@ -679,6 +688,7 @@ static StepState step_end(Trainer *t) {
     Device *d = &t->device;
     Zero *zero = &t->zero;
     const AdamW config = optimizer_config(t->options);
+    trace_begin(&t->trace, "update", -1, -1);
     for (int u = 0; u < t->model.units; u++) {
         if (zero->range[u].count == 0) continue;
         const ZeroShard shard = zero_shard(zero, u);
@@ -693,7 +703,10 @@ static StepState step_end(Trainer *t) {
         zero_publish(zero, u);
         comm_progress(t->comm);
     }
+    trace_end(&t->trace);
+    trace_begin(&t->trace, "gather parameters", -1, -1);
     zero_publish_finish(zero);
+    trace_end(&t->trace);
     StepState result;
     d->copy_out(d, &result, t->state, sizeof result);
     t->optimizer_steps = result.optimizer_steps;
@@ -793,7 +806,7 @@ static bool due(int64_t every, int64_t step) { return every > 0 && step % every 
 // Whether any rank was asked to stop (why, else NULL), and the tokens of all ranks (optional): told between two steps, so that all
 // ranks stop at the same one. `out`: where a file `stop` asks too.
 static const char *agree_on_stop(Run *run, const char *out, int64_t *tokens) {
-    const char *own = monitor_stop_requested(is_first(run) ? out : NULL);
+    const char *own = signals_stop_requested(is_first(run) ? out : NULL);
     int64_t sums[2] = {tokens != NULL && layout_speaks(&run->layout) ? *tokens : 0, own != NULL};
     comm_all_reduce(run->comm->world, sums, 2, COMM_I64, COMM_SUM);
     if (tokens != NULL) *tokens = sums[0];
@@ -859,7 +872,7 @@ static int32_t next_token(Run *run, const int32_t *context, int64_t count, int64
     const SamplingConfig sampling = {o->temperature, o->top_k, o->top_p};
     int64_t id = -1;
     if (mesh->at.dp == 0 || t->layout.zero == 3) next_logits(t, context, count, logits);
-    if (mesh->rank == speaker && monitor_stop_requested(NULL) == NULL) {
+    if (mesh->rank == speaker && signals_stop_requested(NULL) == NULL) {
         const Philox r = philox(rng_key((uint64_t)o->seed, RNG_SAMPLE), (uint64_t)run->step, (uint64_t)number);
         id = sampling_choose(logits, run->config.vocab, sampling, (double)r.x[0] / 4294967296.0);
     }
@@ -1311,7 +1324,7 @@ int main(int argc, char **argv) {
     run.lock = run.monitor.log = -1;
 
     threads_wait_briefly(argv);
-    if (!monitor_signals(&error)) die_error(&error); // before MPI starts threads
+    if (!signals_block(&error)) die_error(&error); // before MPI starts threads
     run.comm = comm_init(&argc, &argv);
     threads_share_host(run.comm->local_size);
     require_all(&run, options_parse(o, argc, argv, &error), &error);

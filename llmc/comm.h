@@ -23,8 +23,9 @@
 // counts all_reduce g (moves 2g), ZeRO-1 reduce_scatter g and all_gather p (moves g + p), in units of (N-1)/N.
 //
 // Waiting is a loop over MPI_Test and sched_yield that advances every started operation. No call blocks inside MPI, apart from
-// comm_init, comm_group, comm_alloc, comm_release and comm_finish, which want nothing in flight. The watchdog (comm_watchdog) ends a job that
-// stands still, with CODE_COMM.
+// comm_init, comm_group, comm_alloc, comm_release and comm_finish, which want nothing in flight. A watchdog ends a job that cannot go on, with
+// CODE_COMM: soon when a process of this host is stopped, frozen or dead, or when all ranks wait; otherwise after comm_watchdog's limit (see
+// comm_core.h). A process that dies is also seen by the launcher, on any host; one that is stopped on another host by its neighbours there.
 //
 // Late completion (comm_late, or TRAIN_GPT_COMM_LATE=seed): outputs hold NaN from start to wait and results are delivered by the wait; an
 // input or output that was written meanwhile ends the job; progress and tests are refused at random; sends complete only when received.
@@ -43,7 +44,8 @@ enum { COMM_PROGRESS = 1 << 18 }; // elements that one comm_progress works on, p
 // ----------------------------------------------------------------------------
 // Advancing and waiting
 
-static inline void comm_advance_all_(Comm *comm, const CommOp *awaited) {
+// True when something moved.
+static inline bool comm_advance_all_(Comm *comm, const CommOp *awaited) {
     bool moved = false;
     int kept = 0;
     for (int i = 0; i < comm->active_count; i++) {
@@ -57,12 +59,13 @@ static inline void comm_advance_all_(Comm *comm, const CommOp *awaited) {
     }
     comm->active_count = kept;
     if (moved) comm_alive_(comm);
+    return moved;
 }
 
 // Advances what was started, without waiting; cheap when nothing can advance. Call it between ops. Also a sign of life.
 static inline void comm_progress(Comm *comm) {
     comm_alive_(comm);
-    comm_advance_all_(comm, NULL);
+    (void)comm_advance_all_(comm, NULL); // what moved does not matter here
 }
 
 // The bytes of in that out does not cover, compared with the copy taken at the start.
@@ -107,13 +110,14 @@ static inline void comm_wait(CommHandle *handle) {
     CommWatch *watch = &comm->watch;
     comm_alive_(comm);
     comm->awaited = op;
-    atomic_store(&watch->missing, -1);
+    atomic_store(&watch->missing, op->kind == COMM_SEND || op->kind == COMM_RECV ? op->group->members[op->peer] : -1);
     atomic_store(&watch->kind, (int)op->kind);
     atomic_store(&watch->group, op->group);
     while (op->stage != COMM_COMPLETE) {
-        comm_advance_all_(comm, op);
+        comm_waiting_(comm, !comm_advance_all_(comm, op)); // what got ready for work is worked on in the next turn
         if (op->stage != COMM_COMPLETE) sched_yield();
     }
+    comm_waiting_(comm, false);
     atomic_store(&watch->group, NULL);
     comm->awaited = NULL;
     comm_deliver_(handle);
@@ -489,18 +493,24 @@ static inline void comm_init_mpi_(Comm *comm, int *argc, char ***argv) {
     comm_check_(comm, MPI_Comm_size(comm->host_mpi, &comm->local_size), "MPI_Comm_size");
 }
 
-static inline void comm_init_slots_(Comm *comm) {
+static inline void comm_init_host_(Comm *comm) {
     int *locals = base_new((size_t)comm->local_size, sizeof *locals);
     comm_check_(comm, MPI_Allgather(&comm->rank, 1, MPI_INT, locals, 1, MPI_INT, comm->host_mpi), "MPI_Allgather");
     for (int k = 0; k < comm->local_size; k++) comm->local_of[locals[k]] = k;
     free(locals);
+    char *pulse = NULL; // also without `window`: it carries no data
+    if (comm->local_size > 1 && comm_segment_(comm, sizeof(CommPulse), &pulse)) {
+        comm->pulses = base_new((size_t)comm->local_size, sizeof *comm->pulses);
+        for (int k = 0; k < comm->local_size; k++) comm->pulses[k] = (CommPulse *)(void *)comm->segments[comm->segment_count - 1].base[k];
+        comm->watch.pulse = comm->pulses[comm->local_rank];
+    }
     void *own = comm_alloc(comm, sizeof(CommSlot) * COMM_GROUPS_MAX * COMM_SLOTS);
     if (!comm_is_shared(comm, own)) {
         comm_release(comm, own);
         return;
     }
     comm->slots = base_new((size_t)comm->local_size, sizeof *comm->slots);
-    for (int k = 0; k < comm->local_size; k++) comm->slots[k] = (CommSlot *)(void *)comm->segments[0].base[k];
+    for (int k = 0; k < comm->local_size; k++) comm->slots[k] = (CommSlot *)(void *)comm->segments[comm->segment_count - 1].base[k];
 }
 #endif
 
@@ -509,9 +519,9 @@ static inline Comm *comm_init(int *argc, char ***argv) {
     Comm *comm = base_new(1, sizeof *comm);
     comm->size = comm->local_size = 1;
     comm->window = true;
-    snprintf(comm->watch.phase, sizeof comm->watch.phase, "start");
+    comm->watch.pulse = &comm->watch.alone;
     atomic_store(&comm->watch.missing, -1);
-    pthread_mutex_init(&comm->watch.lock, NULL);
+    atomic_store(&comm->watch.silence_ms, COMM_SILENCE_MS);
     if (gethostname(comm->host, sizeof comm->host) != 0) snprintf(comm->host, sizeof comm->host, "unknown");
     comm->host[sizeof comm->host - 1] = '\0';
     const char *window = getenv("TRAIN_GPT_COMM_WINDOW"), *late = getenv("TRAIN_GPT_COMM_LATE");
@@ -530,11 +540,12 @@ static inline Comm *comm_init(int *argc, char ***argv) {
     int *everyone = base_new((size_t)comm->size, sizeof *everyone);
     for (int r = 0; r < comm->size; r++) everyone[r] = r;
 #ifdef USE_MPI
-    if (comm->mpi) comm_init_slots_(comm);
+    if (comm->mpi) comm_init_host_(comm);
 #endif
     comm->world = comm_group(comm, everyone, comm->size, "world");
     free(everyone);
-    comm_alive_(comm);
+    comm_heartbeat(comm, 0, "start");
+    if (comm->size > 1) comm_watch_start_(comm);
     return comm;
 }
 
@@ -549,6 +560,7 @@ static inline void comm_finish(Comm *comm) {
         if (comm->groups[i] != NULL) comm_group_release_(comm->groups[i]);
     }
     if (comm->slots != NULL) comm_release(comm, comm->slots[comm->local_rank]);
+    if (comm->pulses != NULL) comm_release(comm, comm->pulses[comm->local_rank]);
     for (int i = 0; i < comm->spare_count; i++) {
         CommOp *op = comm->spare[i];
 #ifdef USE_MPI
@@ -567,8 +579,8 @@ static inline void comm_finish(Comm *comm) {
         MPI_Finalize();
     }
 #endif
-    pthread_mutex_destroy(&comm->watch.lock);
     free(comm->slots);
+    free(comm->pulses);
     free(comm->segments);
     free(comm->local_of);
     free(comm->groups);

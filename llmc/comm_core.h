@@ -5,7 +5,7 @@
 
 #include "llmc/base.h"        // die, base_new
 #include "llmc/comm_reduce.h" // CommType, CommReduce
-#include <pthread.h>          // pthread_create, mutex
+#include <pthread.h>          // pthread_create
 #include <sched.h>            // sched_yield
 #include <signal.h>           // pthread_sigmask
 #include <stdalign.h>         // alignas
@@ -56,6 +56,16 @@ typedef struct {
     MPI_Win window;
 #endif
 } CommSegment;
+
+// What a rank shows the others of its host about itself.
+typedef struct {
+    alignas(64) _Atomic uint64_t beats; // grows as long as the process runs, whatever its main thread does; COMM_LEFT: it has finished
+    alignas(64) _Atomic uint64_t signs; // signs of life of the main thread
+    _Atomic int64_t step;
+    _Atomic bool waiting;      // the main thread is in comm_wait, with nothing to do
+    _Atomic uint64_t phase[8]; // text
+} CommPulse;
+#define COMM_LEFT UINT64_MAX
 
 typedef struct Comm Comm;
 typedef struct CommGroup CommGroup;
@@ -109,15 +119,23 @@ struct CommOp {
     size_t out_bytes, in_bytes;
 };
 
+// How long a rank has shown nothing, in time that this process ran.
+typedef struct {
+    uint64_t beats, signs; // as last seen
+    double silent_ms;      // since beats grew
+    double quiet_ms;       // since signs grew
+    double waited_ms;      // the part of it at the end in which the main thread waited
+} CommSeen;
+
 typedef struct {
     bool running;
     pthread_t thread;
-    pthread_mutex_t lock; // of phase
-    char phase[64];
-    _Atomic int64_t step;
-    _Atomic int64_t alive_ms; // last sign of progress
+    CommPulse *pulse; // of this rank: `alone`, or in memory that the ranks of the host share
+    CommPulse alone;
+    CommSeen *seen; // (local_size)
     _Atomic bool stop;
-    double limit_ms;
+    _Atomic int64_t limit_ms;         // of the main thread; 0: no limit
+    _Atomic int64_t silence_ms;       // of a process, and of all main threads together; 0: no limit
     _Atomic(const CommGroup *) group; // what the main thread waits for; NULL: it computes
     _Atomic int kind;
     _Atomic int missing; // world rank that was last seen not to have come, or -1
@@ -136,9 +154,10 @@ struct Comm {
     int group_count;
     CommSegment *segments;
     int segment_count;
-    int *local_of;    // (size) local rank of a rank of the world, or -1 when it is on another host
-    CommSlot **slots; // (local_size) COMM_GROUPS_MAX x COMM_SLOTS of each rank, or NULL
-    CommOp **active;  // started and not completed, in this order
+    int *local_of;      // (size) local rank of a rank of the world, or -1 when it is on another host
+    CommSlot **slots;   // (local_size) COMM_GROUPS_MAX x COMM_SLOTS of each rank, or NULL
+    CommPulse **pulses; // (local_size) of each rank, or NULL
+    CommOp **active;    // started and not completed, in this order
     int active_count, active_room;
     const CommOp *awaited; // by comm_wait
     CommOp **spare;        // finished, for reuse
@@ -186,48 +205,105 @@ static inline void comm_check_(Comm *comm, int result, const char *what) {
 #endif
 
 // ----------------------------------------------------------------------------
-// Watchdog
+// Watchdog: a thread on every rank of a job. It looks for
+//   a process of this host that does not run (stopped, frozen, dead): its beats are missing, whatever this rank is doing;
+//   a job in which all ranks wait, each for another: seen when all are on this host;
+//   a main thread without a sign of life, in a computation or in waiting: its own.
+// The first two need little patience (COMM_SILENCE_MS): no healthy rank looks like that, however long it computes, saves or verifies. The
+// third is comm_watchdog's limit. Time is counted while this process runs: a job that was suspended as a whole goes on when it is woken.
 
-static inline void comm_alive_(Comm *comm) { atomic_store_explicit(&comm->watch.alive_ms, (int64_t)clock_ms(), memory_order_relaxed); }
+enum { COMM_NAP_MS = 100, COMM_SILENCE_MS = 20000 };
+
+static inline void comm_alive_(Comm *comm) {
+    _Atomic uint64_t *signs = &comm->watch.pulse->signs; // only this thread writes it
+    atomic_store_explicit(signs, atomic_load_explicit(signs, memory_order_relaxed) + 1, memory_order_relaxed);
+}
+
+// In comm_wait, and not at work there?
+static inline void comm_waiting_(Comm *comm, bool waiting) { atomic_store_explicit(&comm->watch.pulse->waiting, waiting, memory_order_relaxed); }
 
 // Where the run is, for messages; also a sign of life. phase is copied.
 static inline void comm_heartbeat(Comm *comm, int64_t step, const char *phase) {
-    pthread_mutex_lock(&comm->watch.lock);
-    snprintf(comm->watch.phase, sizeof comm->watch.phase, "%s", phase);
-    pthread_mutex_unlock(&comm->watch.lock);
-    atomic_store(&comm->watch.step, step);
+    CommPulse *pulse = comm->watch.pulse;
+    uint64_t words[8] = {0};
+    snprintf((char *)words, sizeof words, "%s", phase);
+    for (int i = 0; i < 8; i++) atomic_store_explicit(&pulse->phase[i], words[i], memory_order_relaxed); // a reader may see parts of two
+    atomic_store_explicit(&pulse->step, step, memory_order_relaxed);
     comm_alive_(comm);
+}
+
+// "step 17, phase backward"
+static inline const char *comm_place_(const CommPulse *pulse, char text[128]) {
+    uint64_t words[8];
+    for (int i = 0; i < 8; i++) words[i] = atomic_load_explicit(&pulse->phase[i], memory_order_relaxed);
+    snprintf(text, 128, "step %lld, phase %.*s", (long long)atomic_load_explicit(&pulse->step, memory_order_relaxed), (int)sizeof words - 1,
+             (const char *)words);
+    return text;
+}
+
+// Ends the job because of this rank's main thread.
+static inline void comm_give_up_(Comm *comm, const char *prefix, double quiet_ms) {
+    const CommWatch *watch = &comm->watch;
+    char place[128], what[128] = "computation", who[48] = "";
+    const CommGroup *group = atomic_load(&watch->group);
+    const int missing = atomic_load(&watch->missing);
+    if (group != NULL) snprintf(what, sizeof what, "%s on %s (%d ranks)", comm_kind_names[atomic_load(&watch->kind)], group->name, group->size);
+    if (group != NULL && missing >= 0) snprintf(who, sizeof who, " (rank %d has not come)", missing);
+    comm_abort(comm, CODE_COMM, "%s: %sno progress in %s for %.1f s%s", comm_place_(watch->pulse, place), prefix, what, quiet_ms * 1e-3, who);
+}
+
+static inline void comm_look_(Comm *comm, double elapsed_ms) {
+    CommWatch *watch = &comm->watch;
+    const double silence_ms = (double)atomic_load(&watch->silence_ms), limit_ms = (double)atomic_load(&watch->limit_ms);
+    const double patience_ms = silence_ms + 200 * (comm->local_rank < 10 ? comm->local_rank : 10); // of ranks that see the same, one tells
+    bool all_wait = comm->size > 1 && comm->local_size == comm->size && silence_ms > 0;
+    for (int k = 0; k < comm->local_size; k++) {
+        const bool own = k == comm->local_rank;
+        const CommPulse *pulse = own ? watch->pulse : comm->pulses != NULL ? comm->pulses[k] : NULL;
+        CommSeen *seen = &watch->seen[k];
+        if (pulse == NULL) {
+            all_wait = false;
+            continue;
+        }
+        const uint64_t beats = atomic_load_explicit(&pulse->beats, memory_order_relaxed);
+        const uint64_t signs = atomic_load_explicit(&pulse->signs, memory_order_relaxed);
+        const bool silent = beats == seen->beats && beats != COMM_LEFT, quiet = signs == seen->signs;
+        seen->silent_ms = silent ? seen->silent_ms + elapsed_ms : 0;
+        seen->quiet_ms = quiet ? seen->quiet_ms + elapsed_ms : 0;
+        seen->waited_ms = quiet && atomic_load_explicit(&pulse->waiting, memory_order_relaxed) ? seen->waited_ms + elapsed_ms : 0;
+        seen->beats = beats, seen->signs = signs;
+        all_wait = all_wait && seen->waited_ms > patience_ms;
+        if (own || silence_ms == 0 || seen->silent_ms <= patience_ms) continue;
+        char here[128], there[128];
+        int rank = 0;
+        while (comm->local_of[rank] != k) rank++;
+        comm_abort(comm, CODE_COMM, "%s: rank %d on %s is stopped, frozen or dead: no sign of its process for %.1f s, since %s",
+                   comm_place_(watch->pulse, here), rank, comm->host, seen->silent_ms * 1e-3, comm_place_(pulse, there));
+    }
+    const CommSeen *own = &watch->seen[comm->local_rank];
+    if (all_wait) comm_give_up_(comm, "all ranks wait: ", own->waited_ms);
+    if (limit_ms > 0 && own->quiet_ms > limit_ms) comm_give_up_(comm, "", own->quiet_ms);
 }
 
 static inline void *comm_watch_(void *argument) {
     Comm *comm = argument;
     CommWatch *watch = &comm->watch;
-    const double nap_ms = watch->limit_ms / 10 < 100 ? watch->limit_ms / 10 : 100;
-    const struct timespec nap = {.tv_nsec = (long)(nap_ms * 1e6)};
+    double before_ms = clock_ms();
     while (!atomic_load(&watch->stop)) {
+        const struct timespec nap = {.tv_nsec = COMM_NAP_MS * 1000000};
         nanosleep(&nap, NULL);
-        const double idle_ms = clock_ms() - (double)atomic_load(&watch->alive_ms);
-        if (idle_ms <= watch->limit_ms || atomic_load(&watch->stop)) continue;
-        char what[128] = "computation", who[48] = "", phase[64];
-        const CommGroup *group = atomic_load(&watch->group);
-        const int missing = atomic_load(&watch->missing);
-        if (group != NULL) snprintf(what, sizeof what, "%s on %s (%d ranks)", comm_kind_names[atomic_load(&watch->kind)], group->name, group->size);
-        if (group != NULL && missing >= 0) snprintf(who, sizeof who, " (rank %d has not come)", missing);
-        pthread_mutex_lock(&watch->lock);
-        memcpy(phase, watch->phase, sizeof phase);
-        pthread_mutex_unlock(&watch->lock);
-        comm_abort(comm, CODE_COMM, "step %lld, phase %s: no progress in %s for %.1f s%s", (long long)atomic_load(&watch->step), phase, what,
-                   idle_ms * 1e-3, who);
+        atomic_fetch_add_explicit(&watch->pulse->beats, 1, memory_order_relaxed);
+        const double now_ms = clock_ms(), elapsed_ms = now_ms - before_ms;
+        before_ms = now_ms;
+        if (!atomic_load(&watch->stop)) comm_look_(comm, elapsed_ms < 5 * COMM_NAP_MS ? elapsed_ms : 5 * COMM_NAP_MS);
     }
     return NULL;
 }
 
-// Ends the job when this rank shows no sign of life for so long: no heartbeat, no call of comm_progress, no operation started or
-// advanced. 0 = never. Once per Comm.
-static inline void comm_watchdog(Comm *comm, double seconds) {
-    if (seconds <= 0 || comm->watch.running) return;
-    comm->watch.limit_ms = seconds * 1e3;
-    comm_alive_(comm);
+// Starts the watchdog's thread. Processes are looked after from now on; the main thread when comm_watchdog says for how long.
+static inline void comm_watch_start_(Comm *comm) {
+    if (comm->watch.running) return;
+    comm->watch.seen = base_new((size_t)comm->local_size, sizeof *comm->watch.seen);
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before); // signals are the main thread's
@@ -237,10 +313,22 @@ static inline void comm_watchdog(Comm *comm, double seconds) {
     comm->watch.running = true;
 }
 
+// Ends the job when this rank's main thread shows no sign of life for so long: no heartbeat, no call of comm_progress, no operation started
+// or advanced. A process that does not run, and ranks that all wait, are given COMM_SILENCE_MS at most. 0 turns all of it off.
+static inline void comm_watchdog(Comm *comm, double seconds) {
+    const int64_t limit_ms = seconds > 0 ? max_i64(1, (int64_t)(seconds * 1e3)) : 0;
+    comm_alive_(comm);
+    atomic_store(&comm->watch.limit_ms, limit_ms);
+    atomic_store(&comm->watch.silence_ms, min_i64(limit_ms, COMM_SILENCE_MS));
+    if (limit_ms > 0) comm_watch_start_(comm);
+}
+
 static inline void comm_watchdog_stop_(Comm *comm) {
     if (!comm->watch.running) return;
     atomic_store(&comm->watch.stop, true);
     pthread_join(comm->watch.thread, NULL);
+    atomic_store(&comm->watch.pulse->beats, COMM_LEFT);
+    free(comm->watch.seen);
     comm->watch.running = false;
 }
 

@@ -1,134 +1,26 @@
-// monitor.h: what a run tells and what it listens to: the console line, log.jsonl, run.json, signals and the file OUT/stop.
-// It observes: nothing here changes training. It does not create or lock OUT (checkpoints do) and decides no exit code.
+// monitor.h: what a run tells: the console line, log.jsonl, run.json, and at the end what every rank held and sent. It observes: nothing here
+// changes training. It does not create or lock OUT (checkpoints do) and decides no exit code.
 //
 // log.jsonl holds a JSON object per line, each written by one write(): a crash can tear only the last line. Floats are
 // %.9g (every fp32 value survives), non-finite ones null.
 #ifndef LLMC_MONITOR_H
 #define LLMC_MONITOR_H
 
-#include "llmc/base.h"    // Error, fail, clock_ms
-#include "llmc/comm.h"    // CommCount, comm_kind_names
-#include "llmc/model.h"   // ModelConfig
-#include "llmc/options.h" // Options, options_rows
-#include <fcntl.h>        // open
-#include <jansson.h>      // json_loadb
-#include <omp.h>          // omp_get_max_threads
-#include <pthread.h>      // pthread_create
-#include <signal.h>       // sigwait
-#include <stdatomic.h>    // atomic_int
-#include <sys/ioctl.h>    // TIOCGWINSZ
+#include "llmc/base.h"         // Error, fail, clock_ms
+#include "llmc/comm.h"         // CommCount, comm_kind_names
+#include "llmc/model.h"        // ModelConfig
+#include "llmc/monitor_json.h" // MonitorJson
+#include "llmc/options.h"      // Options, options_rows
+#include <fcntl.h>             // open
+#include <jansson.h>           // json_loadb
+#include <omp.h>               // omp_get_max_threads
+#include <stddef.h>            // offsetof
+#include <sys/ioctl.h>         // TIOCGWINSZ
 #if defined(USE_DNNL)
 #include <dnnl.h> // dnnl_version
 #elif defined(USE_OPENBLAS)
 #include <cblas.h> // openblas_get_config
 #endif
-
-// ----------------------------------------------------------------------------
-// JSON text. Jansson's own writer cannot print %.9g without adding ".0", so records are written here.
-
-typedef struct {
-    char *text; // ends with a NUL
-    size_t length, room;
-} MonitorJson;
-
-static inline void monitor_json_bytes_(MonitorJson *json, const char *bytes, size_t count) {
-    if (json->room - json->length < count + 1) {
-        json->room = 2 * (json->length + count + 1) + 1024;
-        json->text = base_grow(json->text, json->room, 1);
-    }
-    memcpy(json->text + json->length, bytes, count);
-    json->length += count;
-    json->text[json->length] = '\0';
-}
-
-static inline void monitor_json_free(MonitorJson *json) {
-    free(json->text);
-    *json = (MonitorJson){0};
-}
-
-// Punctuation and numbers, as they are (short).
-LLMC_PRINTF(2, 3) static inline void monitor_json_raw(MonitorJson *json, const char *format, ...) {
-    char buffer[128];
-    va_list arguments;
-    va_start(arguments, format);
-    int length = vsnprintf(buffer, sizeof buffer, format, arguments);
-    va_end(arguments);
-    monitor_json_bytes_(json, buffer, (size_t)min_i64(length, sizeof buffer - 1));
-}
-
-// Length of the UTF-8 sequence at `at`, 0 when it is not one (RFC 3629: no overlong forms, no surrogates, at most U+10FFFF).
-static inline size_t monitor_utf8_(const unsigned char *at, size_t left) {
-    if (at[0] < 0x80) return 1;
-    const size_t need = at[0] >= 0xc2 && at[0] <= 0xdf ? 2 : (at[0] & 0xf0) == 0xe0 ? 3 : at[0] >= 0xf0 && at[0] <= 0xf4 ? 4 : 0;
-    if (need == 0 || need > left) return 0;
-    for (size_t i = 1; i < need; i++) {
-        if ((at[i] & 0xc0) != 0x80) return 0;
-    }
-    const unsigned char low = at[0] == 0xe0 ? 0xa0 : at[0] == 0xf0 ? 0x90 : 0x80, high = at[0] == 0xed ? 0x9f : at[0] == 0xf4 ? 0x8f : 0xbf;
-    return at[1] >= low && at[1] <= high ? need : 0;
-}
-
-// A quoted string; every byte that is not UTF-8 becomes U+FFFD.
-static inline void monitor_json_text(MonitorJson *json, const char *text, size_t length) {
-    monitor_json_bytes_(json, "\"", 1);
-    for (size_t i = 0; i < length;) {
-        const unsigned char *at = (const unsigned char *)text + i;
-        const size_t span = monitor_utf8_(at, length - i);
-        if (span == 0) {
-            monitor_json_bytes_(json, "\xef\xbf\xbd", 3);
-        } else if (*at == '"' || *at == '\\') {
-            monitor_json_raw(json, "\\%c", *at);
-        } else if (*at < 32 || *at == 127) {
-            monitor_json_raw(json, "\\u%04x", *at);
-        } else {
-            monitor_json_bytes_(json, (const char *)at, span);
-        }
-        i += span ? span : 1;
-    }
-    monitor_json_bytes_(json, "\"", 1);
-}
-
-static inline void monitor_json_real(MonitorJson *json, double value) {
-    if (isfinite(value)) {
-        monitor_json_raw(json, "%.9g", value);
-    } else {
-        monitor_json_raw(json, "null");
-    }
-}
-
-// Between the members of an object or array.
-static inline void monitor_json_next(MonitorJson *json) {
-    const char last = json->length > 0 ? json->text[json->length - 1] : '{';
-    if (last != '{' && last != '[') monitor_json_bytes_(json, ",", 1);
-}
-
-static inline void monitor_json_key(MonitorJson *json, const char *key) {
-    monitor_json_next(json);
-    monitor_json_text(json, key, strlen(key));
-    monitor_json_bytes_(json, ":", 1);
-}
-
-static inline void monitor_put_int(MonitorJson *json, const char *key, int64_t value) {
-    monitor_json_key(json, key);
-    monitor_json_raw(json, "%lld", (long long)value);
-}
-static inline void monitor_put_real(MonitorJson *json, const char *key, double value) {
-    monitor_json_key(json, key);
-    monitor_json_real(json, value);
-}
-// NULL is null.
-static inline void monitor_put_text(MonitorJson *json, const char *key, const char *value) {
-    monitor_json_key(json, key);
-    if (value == NULL) {
-        monitor_json_raw(json, "null");
-    } else {
-        monitor_json_text(json, value, strlen(value));
-    }
-}
-static inline void monitor_put_bool(MonitorJson *json, const char *key, bool value) {
-    monitor_json_key(json, key);
-    monitor_json_raw(json, value ? "true" : "false");
-}
 
 // ----------------------------------------------------------------------------
 // The monitor of a run
@@ -142,9 +34,13 @@ typedef struct {
     int64_t sample_count;
 } StepRecord;
 
+// What a rank held and sent. Of fixed size: it travels between ranks as bytes.
 typedef struct {
+    int tp, pp, dp; // place in the mesh
     size_t param_bytes, grad_bytes, optim_bytes, activation_peak_bytes;
-    CommCount comm[COMM_KINDS]; // calls and bytes by kind
+    size_t buffer_bytes;                              // gathered parameters, gradients on their way, messages
+    size_t resident_start_bytes, resident_peak_bytes; // of the process, as the kernel counts; 0: unknown
+    CommCount comm[COMM_KINDS];                       // calls and bytes by kind
 } MonitorRank;
 
 enum { MONITOR_PATH_BYTES = 4096 + 32 };
@@ -426,10 +322,16 @@ static inline bool monitor_end(Monitor *monitor, uint64_t init_hash, const char 
     for (int64_t i = 0; i < rank_count; i++) {
         monitor_json_next(json);
         monitor_json_raw(json, "{");
+        monitor_put_int(json, "tp", ranks[i].tp);
+        monitor_put_int(json, "pp", ranks[i].pp);
+        monitor_put_int(json, "dp", ranks[i].dp);
         monitor_put_int(json, "param_bytes", (int64_t)ranks[i].param_bytes);
         monitor_put_int(json, "grad_bytes", (int64_t)ranks[i].grad_bytes);
         monitor_put_int(json, "optim_bytes", (int64_t)ranks[i].optim_bytes);
         monitor_put_int(json, "activation_peak_bytes", (int64_t)ranks[i].activation_peak_bytes);
+        monitor_put_int(json, "buffer_bytes", (int64_t)ranks[i].buffer_bytes);
+        monitor_put_int(json, "resident_start_bytes", (int64_t)ranks[i].resident_start_bytes);
+        monitor_put_int(json, "resident_peak_bytes", (int64_t)ranks[i].resident_peak_bytes);
         monitor_json_key(json, "comm");
         monitor_json_raw(json, "{");
         for (int kind = 0; kind < COMM_KINDS; kind++) {
@@ -441,6 +343,97 @@ static inline bool monitor_end(Monitor *monitor, uint64_t init_hash, const char 
     }
     monitor_json_raw(json, "]");
     return monitor_write_(monitor, error);
+}
+
+// ----------------------------------------------------------------------------
+// What ranks held and sent, for people
+
+// Memory of this process that is resident now, and the most that ever was; 0 where the kernel does not tell. Memory that the ranks of a
+// host share counts in each rank that has touched it.
+static inline void monitor_resident(size_t *now_bytes, size_t *peak_bytes) {
+    *now_bytes = *peak_bytes = 0;
+    FILE *file = fopen("/proc/self/status", "r");
+    if (file == NULL) return;
+    char line[256];
+    while (fgets(line, sizeof line, file) != NULL) {
+        unsigned long long kib;
+        if (sscanf(line, "VmRSS: %llu kB", &kib) == 1) *now_bytes = (size_t)kib * 1024;
+        if (sscanf(line, "VmHWM: %llu kB", &kib) == 1) *peak_bytes = (size_t)kib * 1024;
+    }
+    fclose(file);
+    if (*peak_bytes < *now_bytes) *peak_bytes = *now_bytes; // the kernel counts the two at different moments
+}
+
+typedef struct {
+    const char *name;
+    size_t offset, start_offset; // of the bytes at most, and at the start, in MonitorRank
+} MonitorMemory_;
+enum { MONITOR_MEMORY_KINDS = 6 };
+static const MonitorMemory_ monitor_memory_[MONITOR_MEMORY_KINDS] = {
+    {"parameters", offsetof(MonitorRank, param_bytes), offsetof(MonitorRank, param_bytes)},
+    {"gradients", offsetof(MonitorRank, grad_bytes), offsetof(MonitorRank, grad_bytes)},
+    {"optimizer", offsetof(MonitorRank, optim_bytes), offsetof(MonitorRank, optim_bytes)},
+    {"activations", offsetof(MonitorRank, activation_peak_bytes), SIZE_MAX}, // none at the start
+    {"buffers", offsetof(MonitorRank, buffer_bytes), offsetof(MonitorRank, buffer_bytes)},
+    {"resident", offsetof(MonitorRank, resident_peak_bytes), offsetof(MonitorRank, resident_start_bytes)},
+};
+
+static inline double monitor_mb_(const MonitorRank *rank, size_t offset) {
+    size_t bytes = 0;
+    if (offset != SIZE_MAX) memcpy(&bytes, (const char *)rank + offset, sizeof bytes);
+    return (double)bytes * 1e-6;
+}
+
+// The rank with the most of something, the first of equals.
+static inline int64_t monitor_largest_(const MonitorRank *ranks, int64_t rank_count, size_t offset) {
+    int64_t largest = 0;
+    for (int64_t i = 1; i < rank_count; i++) {
+        if (monitor_mb_(&ranks[i], offset) > monitor_mb_(&ranks[largest], offset)) largest = i;
+    }
+    return largest;
+}
+
+static inline void monitor_say_memory_(Monitor *monitor, const MonitorRank *ranks, int64_t rank_count) {
+    monitor_say(monitor, "%-16s%12s%12s   largest", "memory, MB", "start", "peak");
+    for (int kind = 0; kind < MONITOR_MEMORY_KINDS; kind++) {
+        const MonitorMemory_ *memory = &monitor_memory_[kind];
+        const int64_t i = monitor_largest_(ranks, rank_count, memory->offset);
+        const MonitorRank *rank = &ranks[i];
+        monitor_say(monitor, "  %-14s%12.1f%12.1f   rank %lld (tp %d, pp %d, dp %d)", memory->name, monitor_mb_(rank, memory->start_offset),
+                    monitor_mb_(rank, memory->offset), (long long)i, rank->tp, rank->pp, rank->dp);
+    }
+}
+
+static inline void monitor_say_comm_(Monitor *monitor, const MonitorRank *ranks, int64_t rank_count, int64_t steps) {
+    monitor_say(monitor, "%-16s%12s%12s   largest", "comm per step", "calls", "MB");
+    const double share = 1 / (double)max_i64(1, steps), mean = share / (double)rank_count;
+    for (int kind = 0; kind < COMM_KINDS; kind++) {
+        const size_t offset = offsetof(MonitorRank, comm) + (size_t)kind * sizeof(CommCount) + offsetof(CommCount, bytes);
+        const int64_t i = monitor_largest_(ranks, rank_count, offset);
+        double calls = 0, mb = 0;
+        for (int64_t r = 0; r < rank_count; r++) calls += (double)ranks[r].comm[kind].calls, mb += monitor_mb_(&ranks[r], offset);
+        if (calls == 0) continue;
+        monitor_say(monitor, "  %-14s%12.1f%12.3f   %.3f: rank %lld (tp %d, pp %d, dp %d)", comm_kind_names[kind], mean * calls, mean * mb,
+                    share * monitor_mb_(&ranks[i], offset), (long long)i, ranks[i].tp, ranks[i].pp, ranks[i].dp);
+    }
+}
+
+// At the end of a run: the memory of the rank that holds most of it, for each use, and what a rank communicated per step, in the mean of the
+// ranks, after `steps` steps (validation, saving and start included). One rank: its memory, on a line.
+static inline void monitor_ranks(Monitor *monitor, const MonitorRank *ranks, int64_t rank_count, int64_t steps) {
+    if (rank_count > 1) {
+        monitor_say_memory_(monitor, ranks, rank_count);
+        monitor_say_comm_(monitor, ranks, rank_count, steps);
+        return;
+    }
+    char line[512];
+    int length = snprintf(line, sizeof line, "memory, MB:");
+    for (int kind = 0; kind < MONITOR_MEMORY_KINDS; kind++) {
+        const double mb = monitor_mb_(ranks, monitor_memory_[kind].offset);
+        if (mb == 0) continue;
+        length += snprintf(line + length, sizeof line - (size_t)length, "%s %s %.1f", length > 11 ? "," : "", monitor_memory_[kind].name, mb);
+    }
+    monitor_say(monitor, "%s (%.1f at the start)", line, monitor_mb_(ranks, monitor_memory_[MONITOR_MEMORY_KINDS - 1].start_offset));
 }
 
 // Ends the console line and closes the log; may be called twice and after a failed monitor_open.
@@ -566,64 +559,6 @@ static inline bool monitor_run_json(const char *out, int argc, char **argv, cons
     }
     monitor_json_free(&json);
     return good;
-}
-
-// ----------------------------------------------------------------------------
-// Wishes: signals and the file OUT/stop. The trainer asks once per step, saves, and exits with CODE_PREEMPTED.
-
-//
-// Signals are blocked in every thread and taken by a thread of their own. A handler would run on the stack of a thread that
-// computes, and oneDNN's generated kernels do not always keep a stack there: one signal in thirty was seen to end in a
-// corrupted heap.
-
-static atomic_int monitor_stop_signal; // the program's only global: the number of the signal that asked, 0 = none
-
-static inline void monitor_signal_set_(sigset_t *set) {
-    sigemptyset(set);
-    sigaddset(set, SIGTERM), sigaddset(set, SIGUSR1), sigaddset(set, SIGINT);
-}
-
-// Waits for signals; a second SIGINT kills.
-static inline void *monitor_signal_thread_(void *unused) {
-    sigset_t set;
-    monitor_signal_set_(&set);
-    for (int number; sigwait(&set, &number) == 0;) {
-        const bool again = number == SIGINT && atomic_load(&monitor_stop_signal) == SIGINT;
-        atomic_store(&monitor_stop_signal, number);
-        if (!again) continue;
-        signal(SIGINT, SIG_DFL);
-        pthread_sigmask(SIG_UNBLOCK, &set, NULL);
-        raise(SIGINT);
-    }
-    return unused;
-}
-
-// SIGTERM and SIGUSR1 (what batch systems send ahead of a time limit) ask to stop; so does SIGINT. Call it before any other
-// thread exists: they inherit the mask.
-static inline bool monitor_signals(Error *error) {
-    sigset_t set;
-    pthread_t thread;
-    monitor_signal_set_(&set);
-    int status = pthread_sigmask(SIG_BLOCK, &set, NULL);
-    if (status == 0) status = pthread_create(&thread, NULL, monitor_signal_thread_, NULL);
-    if (status == 0) status = pthread_detach(thread);
-    return status == 0 || fail(error, CODE_IO, "cannot listen to signals: %s", strerror(status));
-}
-
-// NULL, or why the run should stop. OUT/stop is removed when it is honoured, so that it stops one run only.
-static inline const char *monitor_stop_requested(const char *out) {
-    switch (atomic_load(&monitor_stop_signal)) {
-    case 0: break;
-    case SIGTERM: return "SIGTERM";
-    case SIGUSR1: return "SIGUSR1";
-    case SIGINT: return "SIGINT";
-    default: return "a signal";
-    }
-    if (out == NULL) return NULL;
-    char path[MONITOR_PATH_BYTES];
-    snprintf(path, sizeof path, "%s/stop", out);
-    if (access(path, F_OK) != 0) return NULL;
-    return unlink(path) == 0 ? "the file stop in --out" : "the file stop in --out (which cannot be removed)";
 }
 
 #endif

@@ -1,5 +1,5 @@
 // test_comm.c: collectives against a serial sum in rank order, bit for bit. Runs on any number of ranks: alone, or under mpirun from
-// dev/test/comm.sh, which also calls the forms that must end the job: test_comm kill|stall|compute|die|changed|leak|hold FILE
+// dev/test/comm.sh, which also calls the forms that must end the job: test_comm kill|stall|lone|compute|ring|die|changed|leak|hold FILE
 #include "llmc/comm.h"
 #include "dev/test/test.h"
 
@@ -217,14 +217,19 @@ static void special_values(CommGroup *g) {
 // Forms that must not end well. What happens is comm.sh's to check.
 static int ill(Comm *comm, const char *form, const char *file) {
     float x[1000] = {0};
-    comm_watchdog(comm, strcmp(form, "stall") == 0 || strcmp(form, "compute") == 0 ? 1 : 20);
+    const bool stall = strcmp(form, "stall") == 0, lone = strcmp(form, "lone") == 0; // one rank is stopped
+    comm_watchdog(comm, lone || strcmp(form, "compute") == 0 ? 1 : 20);
+    if (stall || strcmp(form, "ring") == 0) atomic_store(&comm->watch.silence_ms, 1000); // found without the limit of the main thread
     comm_heartbeat(comm, 17, "backward");
     comm_barrier(comm->world);
     if (strcmp(form, "die") == 0 && comm->rank == 1) die(CODE_NUMERIC, "planted");
     if (strcmp(form, "kill") == 0 && comm->rank == 1) raise(SIGKILL);
-    if (strcmp(form, "stall") == 0 && comm->rank == 1) raise(SIGSTOP);
+    if ((stall || lone) && comm->rank == 1) raise(SIGSTOP);
     if (strcmp(form, "compute") == 0) {
         for (;;) sched_yield();
+    }
+    if (strcmp(form, "ring") == 0) { // each waits for the one before
+        comm_recv(comm->world, x, 10, COMM_F32, (comm->rank + comm->size - 1) % comm->size, 3);
     }
     if (strcmp(form, "hold") == 0 && comm->rank == 1) { // until comm.sh kills it from outside
         FILE *to = fopen(file, "w");

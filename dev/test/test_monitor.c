@@ -1,8 +1,7 @@
-// test_monitor.c: log.jsonl (records, escapes, cutting back on resume, full disk), run.json, the console line, signals, OUT/stop.
+// test_monitor.c: log.jsonl (records, escapes, cutting back on resume, full disk), run.json, the console line, what ranks held.
 #include "dev/test/test.h" // check, test_end
 #include "llmc/monitor.h"  // what is tested
 #include <sys/stat.h>      // mkdir
-#include <sys/wait.h>      // waitpid
 
 static char out_[64]; // directory of the test
 
@@ -57,7 +56,16 @@ static void test_records(FILE *console) {
     check(monitor_sample(&monitor, hostile, sizeof hostile - 1, &error), "sample: %s", error.text);
     monitor_put_text(monitor_event_begin(&monitor, "save"), "path", "x");
     check(monitor_event_end(&monitor, &error), "event: %s", error.text);
-    const MonitorRank rank = {.param_bytes = 1, .grad_bytes = 2, .optim_bytes = 3, .activation_peak_bytes = (size_t)5 << 40};
+    const MonitorRank rank = {.param_bytes = 1,
+                              .grad_bytes = 2,
+                              .optim_bytes = 3,
+                              .activation_peak_bytes = (size_t)5 << 40,
+                              .buffer_bytes = 4,
+                              .resident_start_bytes = 5,
+                              .resident_peak_bytes = 6,
+                              .tp = 7,
+                              .pp = 8,
+                              .dp = 9};
     check(monitor_end(&monitor, 0xfedcba9876543210u, "cpu", &rank, 1, &error), "end: %s", error.text);
     check(monitor_close(&monitor, &error) && monitor_close(&monitor, &error), "close, twice: %s", error.text);
     char *log = read_("log.jsonl");
@@ -70,8 +78,10 @@ static void test_records(FILE *console) {
         "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xf0\x9f\x98\x80\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd"
         "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\"}\n"
         "{\"event\":\"save\",\"step\":2,\"path\":\"x\"}\n"
-        "{\"event\":\"end\",\"step\":2,\"init_hash\":\"fedcba9876543210\",\"device\":\"cpu\",\"ranks\":[{\"param_bytes\":1,\"grad_bytes\":2,"
-        "\"optim_bytes\":3,\"activation_peak_bytes\":5497558138880,\"comm\":{}}]}\n";
+        "{\"event\":\"end\",\"step\":2,\"init_hash\":\"fedcba9876543210\",\"device\":\"cpu\",\"ranks\":[{\"tp\":7,\"pp\":8,\"dp\":9,\"param_"
+        "bytes\":1,\"grad_bytes\":2,"
+        "\"optim_bytes\":3,\"activation_peak_bytes\":5497558138880,\"buffer_bytes\":4,\"resident_start_bytes\":5,\"resident_peak_bytes\":6,"
+        "\"comm\":{}}]}\n";
     check(strcmp(log, wanted) == 0, "log.jsonl is\n%swanted\n%s", log, wanted);
     int lines = 0;
     for (char *line = strtok(log, "\n"); line != NULL; line = strtok(NULL, "\n"), lines++) {
@@ -281,54 +291,57 @@ static void test_run_json(void) {
     printf("run.json: every flag resolved, machine, libraries\n");
 }
 
-// What monitor_stop_requested says within two seconds: signals are taken by another thread.
-static const char *awaited_(void) {
-    const char *reason = NULL;
-    for (double end_ms = clock_ms() + 2000; reason == NULL && clock_ms() < end_ms; usleep(1000)) reason = monitor_stop_requested(NULL);
-    return reason;
-}
-
-// A child listens, sends itself `numbers`, and exits with what monitor_stop_requested says. No signal may reach another thread.
-static int signalled_(const int *numbers, int count) {
-    fflush(stdout);
-    const pid_t child = fork();
-    if (child == 0) {
-        Error error = {0};
-        if (!monitor_signals(&error) || monitor_stop_requested(NULL) != NULL) _exit(99);
-        const char *reason = NULL;
-        for (int i = 0; i < count; i++) {
-            kill(getpid(), numbers[i]);
-            reason = awaited_();
-            if (i > 0) usleep(200000); // a second SIGINT has no answer to wait for
-        }
-        _exit(reason == NULL                   ? 98
-              : strcmp(reason, "SIGTERM") == 0 ? 1
-              : strcmp(reason, "SIGUSR1") == 0 ? 2
-              : strcmp(reason, "SIGINT") == 0  ? 3
-                                               : 97);
-    }
-    int status = 0;
-    if (child < 0 || waitpid(child, &status, 0) != child) die(CODE_IO, "fork");
-    return WIFSIGNALED(status) ? 100 + WTERMSIG(status) : WEXITSTATUS(status);
-}
-
-static void test_signals(void) {
-    check(signalled_((int[]){SIGTERM}, 1) == 1, "SIGTERM");
-    check(signalled_((int[]){SIGTERM, SIGTERM}, 2) == 1, "SIGTERM twice");
-    check(signalled_((int[]){SIGUSR1}, 1) == 2, "SIGUSR1");
-    check(signalled_((int[]){SIGINT}, 1) == 3, "SIGINT");
-    check(signalled_((int[]){SIGINT, SIGINT}, 2) == 100 + SIGINT, "the second SIGINT kills");
-    sigset_t blocked;
+// The table at the end of a run of many ranks: the largest of each sort, the mean of what was communicated; one rank: a line.
+static void test_ranks(void) {
+    static const char wanted[] = "memory, MB             start        peak   largest\n"
+                                 "  parameters             2.0         2.0   rank 1 (tp 1, pp 0, dp 0)\n"
+                                 "  gradients            100.5       100.5   rank 0 (tp 0, pp 0, dp 0)\n"
+                                 "  optimizer              0.0         0.0   rank 0 (tp 0, pp 0, dp 0)\n"
+                                 "  activations            0.0        30.0   rank 2 (tp 0, pp 1, dp 3)\n"
+                                 "  buffers                4.0         4.0   rank 1 (tp 1, pp 0, dp 0)\n"
+                                 "  resident               7.0   1234567.8   rank 2 (tp 0, pp 1, dp 3)\n"
+                                 "comm per step          calls          MB   largest\n"
+                                 "  all_reduce             2.0       0.300   0.500: rank 1 (tp 1, pp 0, dp 0)\n"
+                                 "  barrier                0.1       0.000   0.000: rank 0 (tp 0, pp 0, dp 0)\n";
     Error error = {0};
-    check(monitor_signals(&error) && pthread_sigmask(SIG_BLOCK, NULL, &blocked) == 0 && sigismember(&blocked, SIGTERM) == 1 &&
-              sigismember(&blocked, SIGUSR1) == 1 && sigismember(&blocked, SIGINT) == 1,
-          "the threads that compute never see a signal");
-    check(monitor_stop_requested(out_) == NULL, "nothing asks to stop");
-    write_("stop", "", 0);
-    const char *reason = monitor_stop_requested(out_);
-    check(reason != NULL && strstr(reason, "stop") != NULL, "OUT/stop asks to stop");
-    check(monitor_stop_requested(out_) == NULL && access(path_("stop"), F_OK) != 0, "and is removed");
-    printf("signals: SIGTERM, SIGUSR1, SIGINT, a second SIGINT, OUT/stop\n");
+    MonitorRank ranks[3] = {{.param_bytes = 1000000, .grad_bytes = 100500000, .resident_start_bytes = 9000000, .resident_peak_bytes = 9000000},
+                            {.tp = 1, .param_bytes = 2000000, .buffer_bytes = 4000000},
+                            {.pp = 1,
+                             .dp = 3,
+                             .param_bytes = 2000000,
+                             .activation_peak_bytes = 30000000,
+                             .resident_start_bytes = 7000000,
+                             .resident_peak_bytes = 1234567800000}};
+    ranks[0].comm[COMM_ALL_REDUCE] = (CommCount){10, 1000000};
+    ranks[1].comm[COMM_ALL_REDUCE] = (CommCount){20, 5000000};
+    ranks[2].comm[COMM_ALL_REDUCE] = (CommCount){30, 3000000};
+    ranks[2].comm[COMM_BARRIER] = (CommCount){3, 0};
+    for (int one = 0; one < 2; one++) {
+        FILE *console = tmpfile();
+        Monitor monitor;
+        check(monitor_open(&monitor, NULL, 10, false, 0, &error), "open");
+        monitor.console = console;
+        monitor_ranks(&monitor, ranks, one ? 1 : 3, 10);
+        check(monitor_close(&monitor, &error), "close");
+        char *text = console_text_(console);
+        const char *expected = one ? "memory, MB: parameters 1.0, gradients 100.5, resident 9.0 (9.0 at the start)\n" : wanted;
+        check(strcmp(text, expected) == 0, "the console got\n%swanted\n%s", text, expected);
+        free(text);
+        fclose(console);
+    }
+    size_t before, after, peak, peak_after;
+    monitor_resident(&before, &peak);
+    const size_t bytes = (size_t)64 << 20;
+    char *memory = base_alloc_raw(bytes);
+    memset(memory, 1, bytes);
+    monitor_resident(&after, &peak_after);
+    check(before > 0 && peak >= before && after >= before + bytes / 2 && after < before + 2 * bytes && peak_after >= after,
+          "resident: %zu, then %zu (peak %zu)", before, after, peak_after);
+    check(memory[bytes - 1] == 1, "memory holds what was written");
+    free(memory);
+    monitor_resident(&before, &peak);
+    check(before < after && peak >= after - (2 << 20), "freed: resident %zu, peak %zu", before, peak);
+    printf("ranks: table, line, resident memory\n");
 }
 
 int main(void) {
@@ -342,7 +355,7 @@ int main(void) {
     fclose(console);
     test_console();
     test_run_json();
-    test_signals();
+    test_ranks();
     unlink(path_("log.jsonl"));
     unlink(path_("run.json"));
     check(rmdir(out_) == 0, "nothing else is left in the directory");
