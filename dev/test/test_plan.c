@@ -108,7 +108,7 @@ static void test_sizes(void) {
     size_t total = 0;
     error = (Error){0};
     check(plan_memory_total(&memory, &total, &error) && total == 45, "the sum of a rank: %zu", total);
-    memory.bytes[PLAN_MASTER] = SIZE_MAX / 2, memory.bytes[PLAN_SCRATCH] = SIZE_MAX - 10;
+    memory.bytes[PLAN_PARAMETERS] = SIZE_MAX / 2 - 10, memory.bytes[PLAN_MASTER] = SIZE_MAX - 5;
     check(!plan_memory_total(&memory, &total, &error) && strncmp(error.text, "master weights:", 15) == 0, "an absurd one: '%s'", error.text);
     // the bound that guards the arena's own sums lies above them: everything up to 2^62 is laid out without overflow
     for (int i = 0; i < MODEL_PRESET_COUNT; i++) {
@@ -583,7 +583,7 @@ static void test_impossible(void) {
         {8, "--zero 1 --shard-group 3", "--shard-group 3:", "8 data-parallel"},
         {8, "--shard-group 4", "--shard-group:", "--zero 0"},
         {8, "--zero 3 --bucket-mb 5", "--bucket-mb:", "--zero 3"},
-        {8, "--tp 2 --micro-batch 3 --global-batch 16", "--global-batch:", "3 x 4 data-parallel ranks"},
+        {8, "--tp 2 --micro-batch 3 --global-batch 18", "--global-batch:", "3 x 4 data-parallel ranks"},
         {4, "--pp 4 --pp-schedule interleaved --virtual-stages 3 --micro-batch 1 --global-batch 1048576 --layers 99 --seq 1", "", ""},
         {2, "--pp 2 --pp-schedule interleaved --virtual-stages 32 --micro-batch 1 --global-batch 1048576 --layers 99", "--global-batch:", "2^24"},
         {2, "--pp 2 --pp-schedule gpipe --seq 1073741824 --micro-batch 1 --global-batch 1024 --layers 99",
