@@ -139,15 +139,6 @@ static void create_groups(Trainer *t) {
     free(members);
 }
 
-// Micro-batches of this rank in a step.
-static int micro_batches(const Options *o, const Layout *layout) {
-    return (int)(o->global_batch / (o->micro_batch * layout->mesh.dp * layout->mesh.cp));
-}
-
-static ScheduleShape schedule_shape(const Options *o, const Layout *layout) {
-    return (ScheduleShape){layout->schedule, layout->mesh.pp, (int)max_i64(1, micro_batches(o, layout)), layout->virtual_stages};
-}
-
 static ActivationShape activation_shape(const Options *o, const Schedule *schedule) {
     return (ActivationShape){.dtype = o->precision == PRECISION_BF16 ? DTYPE_BF16 : DTYPE_F32,
                              .micro_batch = o->micro_batch,
@@ -158,19 +149,12 @@ static ActivationShape activation_shape(const Options *o, const Schedule *schedu
                              .stashes = schedule->stashes};
 }
 
-static ZeroConfig zero_config(const Options *o) {
-    return (ZeroConfig){.dtype = o->precision == PRECISION_BF16 ? DTYPE_BF16 : DTYPE_F32,
-                        .overlap = o->overlap,
-                        .reduce_bf16 = o->grad_reduce == GRAD_REDUCE_BF16,
-                        .bucket_bytes = o->bucket_mb * 1e6};
-}
-
 // Activations and the messages that use them.
 static void create_activations(Trainer *t) {
     const Options *o = t->options;
     Device *device = &t->device;
     Error error = {0};
-    const ScheduleShape shape = schedule_shape(o, &t->layout);
+    const ScheduleShape shape = layout_schedule_shape(&t->layout, o);
     if (!schedule_build(&t->schedule, &shape, t->layout.mesh.at.pp, &error)) die_error(&error);
     const ActivationShape sizes = activation_shape(o, &t->schedule);
     activations_create(&t->acts, &t->layout, &sizes);
@@ -762,10 +746,13 @@ typedef struct {
     bool has_tokenizer; // the token files name one that is built in
     Trainer trainer;
     Monitor monitor;
-    int lock;        // of --out; -1 without
-    int64_t step;    // done
-    int64_t tokens;  // trained on
-    int64_t skipped; // steps in a row whose loss or norm was not finite
+    int lock;                    // of --out; -1 without
+    int64_t step;                // done
+    int64_t first_step;          // done before this process began
+    size_t resident_start_bytes; // of the process, everything allocated and no step done
+    bool traced;                 // the trace is written
+    int64_t tokens;              // trained on
+    int64_t skipped;             // steps in a row whose loss or norm was not finite
     bool resumed;
     LoaderPosition start; // where the training data goes on
 } Run;
@@ -1164,12 +1151,15 @@ static bool prepare_layout(Run *run, Error *error) {
         return fail(error, CODE_USAGE, "--global-batch: got %lld, wanted a multiple of --micro-batch %lld x %lld data-parallel rank%s",
                     (long long)o->global_batch, (long long)o->micro_batch, (long long)ranks, ranks == 1 ? "" : "s");
     }
-    const ScheduleShape shape = schedule_shape(o, &run->layout);
+    const ScheduleShape shape = layout_schedule_shape(&run->layout, o);
     return schedule_check(&shape, error);
 }
 
 static bool prepare(Run *run, Error *error) {
     Options *o = &run->options;
+    int64_t first, last;
+    if (o->trace != NULL && !trace_parse(o->trace, &first, &last, error)) return false;
+    if (o->trace != NULL && o->out == NULL) return fail(error, CODE_USAGE, "--trace: wanted --out, the directory that gets trace.json");
     if (o->train == NULL && o->steps > 0 && !o->dry_run) {
         return fail(error, CODE_USAGE, "--train: got nothing, wanted token files (data/kjv.sh makes some; --steps 0 only validates and samples)");
     }
@@ -1190,27 +1180,14 @@ static bool open_loaders(Run *run, Error *error) {
 // Sizes of everything that will be allocated.
 static bool prepare_plan(const Run *run, const Model *model, PlanInput *plan, Error *error) {
     const Options *o = &run->options;
-    const Dtype dtype = o->precision == PRECISION_BF16 ? DTYPE_BF16 : DTYPE_F32;
     const LoaderConfig train = loader_config(run, true), val = loader_config(run, false);
-    *plan = (PlanInput){.model = model,
-                        .seq = o->seq,
-                        .micro_batch = o->micro_batch,
-                        .global_batch = o->global_batch,
-                        .steps = o->steps,
-                        .warmup = o->warmup,
-                        .lr = o->lr,
-                        .train_tokens = run->train_set.tokens,
-                        .machine_bytes = plan_machine_bytes()};
+    if (!plan_create(plan, model, o, run->layout.mesh.world, error)) return false;
+    plan->train_tokens = run->train_set.tokens;
+    plan->machine_bytes = plan_machine_bytes();
+    plan->local_ranks = o->given[OPTION_world] ? 0 : run->comm->local_size;
     if (o->train != NULL) plan->train_samples = loader_sequences_per_epoch(&run->train);
     const int64_t data_bytes = (o->train != NULL ? loader_bytes(&train) : 0) + (o->val != NULL ? loader_bytes(&val) : 0);
-    ZeroConfig z = zero_config(o);
-    Schedule sc;
-    const ScheduleShape sh = schedule_shape(o, &run->layout);
-    if (!schedule_build(&sc, &sh, run->layout.mesh.at.pp, error)) return false;
-    const ActivationShape as = activation_shape(o, &sc);
-    (void)dtype;
-    return plan_add_model(plan, &run->layout, &z, error) && plan_add_activations(plan, &run->layout, &as, error) &&
-           (data_bytes == 0 || plan_add(plan, "data", (size_t)data_bytes, 1, error));
+    return data_bytes == 0 || plan_add(plan, "data", (size_t)data_bytes, 1, error);
 }
 
 static void banner(const Run *run, const PlanInput *plan) {
@@ -1224,7 +1201,10 @@ static void banner(const Run *run, const PlanInput *plan) {
     printf("batch   %lld sequences of %lld tokens = %lld tokens a step (%lld at once); %lld steps\n", (long long)o->global_batch, (long long)o->seq,
            (long long)facts.tokens_per_step, (long long)o->micro_batch, (long long)o->steps);
     if (run->comm->size > 1) {
-        printf("ranks   %d data-parallel replicas, %d on this host\n", run->comm->size, run->comm->local_size);
+        const Mesh *mesh = &run->layout.mesh;
+        printf("ranks   %d = tp %d%s x pp %d (layers %s, %s) x dp %d (zero %d), %d on this host\n", mesh->world, mesh->tp,
+               run->layout.sp ? " sp" : "", mesh->pp, plan->stages, schedule_kind_names[plan->schedule.kind], mesh->dp, run->layout.zero,
+               run->comm->local_size);
     }
     printf("device  %s, %d threads, matrix products by %s, %s; %s of memory planned\n", run->trainer.device.name, omp_get_max_threads(), BUILD_BLAS,
            o->precision == PRECISION_BF16 ? "bf16 with fp32 master weights" : "fp32", plan_bytes_text((double)facts.total_bytes, memory));
@@ -1265,24 +1245,45 @@ static void record_step(Run *run, const StepBatch *batch, const StepState *resul
     }
 }
 
-// The last record of a finished run, with the bytes of every rank; closes the log.
+// The last record of a finished run, with what every rank held and sent, and the same as a table; closes the log.
 static void record_end(Run *run, bool finished) {
     Error error = {0};
-    Trainer *t = &run->trainer;
+    const Trainer *t = &run->trainer;
     const int size = run->comm->size;
     const ZeroBytes bytes = t->zero.bytes;
-    MonitorRank own = {.param_bytes = bytes.param_bytes,
+    const MeshAt at = t->layout.mesh.at;
+    MonitorRank own = {.tp = at.tp,
+                       .pp = at.pp,
+                       .dp = at.dp,
+                       .param_bytes = bytes.param_bytes,
                        .grad_bytes = bytes.grad_bytes,
                        .optim_bytes = bytes.optim_bytes + bytes.master_bytes,
-                       .activation_peak_bytes = t->arena_bytes};
+                       .activation_peak_bytes = t->arena_bytes,
+                       .buffer_bytes = bytes.buffer_bytes,
+                       .resident_start_bytes = run->resident_start_bytes};
+    size_t now_bytes;
+    monitor_resident(&now_bytes, &own.resident_peak_bytes);
     memcpy(own.comm, run->comm->counts, sizeof own.comm);
     MonitorRank *ranks = base_new((size_t)size, sizeof *ranks);
     comm_all_gather(run->comm->world, ranks, &own, (int64_t)sizeof own, COMM_BYTE);
     if (is_first(run)) {
         require(run, !finished || monitor_end(&run->monitor, t->init_hash, t->device.name, ranks, size, &error), &error);
+        if (finished) monitor_ranks(&run->monitor, ranks, size, run->step - run->first_step);
         require(run, monitor_close(&run->monitor, &error), &error);
     }
     free(ranks);
+}
+
+// Writes the trace once its steps are over, or what there is of it when the run ends before.
+static void write_trace(Run *run, bool ending) {
+    Trace *trace = &run->trainer.trace;
+    Error error = {0};
+    if (trace->first == 0 || run->traced || !(ending || run->step >= trace->last)) return;
+    run->traced = true;
+    char *path = path_join(run->options.out, "trace.json"), text[256];
+    require_all(run, trace_write(trace, run->comm, path, &error), &error);
+    if (is_first(run)) monitor_say(&run->monitor, "%s", trace_summary(trace, path, text));
+    free(path);
 }
 
 // Gives everything back.
@@ -1314,12 +1315,46 @@ static int inform(Run *run) {
     return CODE_OK;
 }
 
+// Allocates, initialises or loads, opens the log and says what is about to happen.
+static void begin(Run *run, const Model *model, Checkpoint *checkpoint, const PlanInput *plan, int argc, char **argv) {
+    const Options *o = &run->options;
+    Trainer *t = &run->trainer;
+    Error error = {0};
+    const int64_t optimizer_steps = t->optimizer_steps;
+    trainer_create(t, o, &run->config, run->comm);
+    t->optimizer_steps = optimizer_steps;
+    trainer_init_parameters(t);
+    if (checkpoint != NULL) load(run, checkpoint), checkpoint_close(checkpoint);
+    if (checkpoint == NULL && o->init_from != NULL) load_weights(run);
+    t->peak_flops = t->device.matmul_rate(&t->device, t->dtype);
+    // A run that only looks (--steps 0) at an existing checkpoint leaves its log alone.
+    const char *log = checkpoint != NULL && o->steps == 0 ? NULL : o->out;
+    require_all(run, !is_first(run) || monitor_open(&run->monitor, log, o->steps, checkpoint != NULL, run->step, &error), &error);
+    monitor_rates(&run->monitor, model_flops_per_token(model, o->seq), t->peak_flops * run->comm->size);
+    if (run->comm->mpi) run->monitor.terminal = false; // a launcher's pipe, even where it looks like a terminal
+    if (log != NULL && is_first(run)) require(run, monitor_run_json(log, argc, argv, o, &run->config, model_parameters(model), &error), &error);
+    if (is_first(run)) banner(run, plan);
+    if (run->comm->size > 1) comm_watchdog(run->comm, (double)o->watchdog);
+    int64_t first, last;
+    if (o->trace != NULL && trace_parse(o->trace, &first, &last, &error)) {
+        const MeshAt at = t->layout.mesh.at;
+        char label[96];
+        snprintf(label, sizeof label, "tp %d, pp %d, dp %d", at.tp, at.pp, at.dp);
+        trace_open(&t->trace, run->comm, first, last);
+        trace_label(&t->trace, label);
+    }
+    size_t peak_bytes;
+    monitor_resident(&run->resident_start_bytes, &peak_bytes);
+    run->first_step = run->step;
+}
+
 int main(int argc, char **argv) {
     static Run run; // large, and loaders must not move
     Options *o = &run.options;
     Error error = {0};
     PlanInput plan;
     Checkpoint checkpoint = {0};
+    Trainer *t = &run.trainer;
     bool found = false;
     run.lock = run.monitor.log = -1;
 
@@ -1353,32 +1388,18 @@ int main(int argc, char **argv) {
     }
     require_all(&run, plan_fits(&plan, &error), &error);
 
-    // Allocate, initialise or load.
-    const int64_t optimizer_steps = run.trainer.optimizer_steps;
-    trainer_create(&run.trainer, o, &run.config, run.comm);
-    run.trainer.optimizer_steps = optimizer_steps;
-    Trainer *t = &run.trainer;
-    trainer_init_parameters(t);
-    if (found) load(&run, &checkpoint);
-    if (!found && o->init_from != NULL) load_weights(&run);
-    if (found) checkpoint_close(&checkpoint);
-    t->peak_flops = t->device.matmul_rate(&t->device, t->dtype);
-    // A run that only looks (--steps 0) at an existing checkpoint leaves its log alone.
-    const char *log = found && o->steps == 0 ? NULL : o->out;
-    require_all(&run, !is_first(&run) || monitor_open(&run.monitor, log, o->steps, found, run.step, &error), &error);
-    monitor_rates(&run.monitor, model_flops_per_token(&model, o->seq), t->peak_flops * run.comm->size);
-    if (run.comm->mpi) run.monitor.terminal = false; // a launcher's pipe, even where it looks like a terminal
-    if (log != NULL && is_first(&run)) require(&run, monitor_run_json(log, argc, argv, o, &run.config, model_parameters(&model), &error), &error);
-    if (is_first(&run)) banner(&run, &plan);
-    if (run.comm->size > 1) comm_watchdog(run.comm, (double)o->watchdog);
+    begin(&run, &model, found ? &checkpoint : NULL, &plan, argc, argv);
 
     const char *stop = agree_on_stop(&run, NULL, NULL);
     while (run.step < o->steps && stop == NULL) {
-        const double begin = clock_ms();
+        const double started = clock_ms();
         const int64_t step = run.step + 1;
         comm_heartbeat(run.comm, step, "training");
+        trace_step(&t->trace, step);
+        trace_begin(&t->trace, "loader", -1, -1);
         const StepBatch *batch = loader_next(&run.train, &error);
         require(&run, batch != NULL, &error);
+        trace_end(&t->trace);
         if (batch->valid_global == 0 && is_first(&run))
             monitor_say(&run.monitor, "step %lld: no token of this batch has a target", (long long)step);
         step_begin(t, step);
@@ -1387,7 +1408,8 @@ int main(int argc, char **argv) {
         const StepState result = step_end(t);
         int64_t tokens = batch->tokens;
         stop = agree_on_stop(&run, o->out, &tokens);
-        record_step(&run, batch, &result, tokens, clock_ms() - begin);
+        record_step(&run, batch, &result, tokens, clock_ms() - started);
+        write_trace(&run, stop != NULL);
 
         const bool last = step == o->steps;
         if (o->out != NULL && (due(o->save_every, step) || (last && o->save_every > 0) || stop != NULL)) save(&run);
@@ -1398,6 +1420,7 @@ int main(int argc, char **argv) {
         validate(&run);
         if (o->sample_every > 0 || o->prompt != NULL) generate(&run);
     }
+    write_trace(&run, true);
     if (stop == NULL) stop = agree_on_stop(&run, NULL, NULL); // in the last validation: the next --resume auto finishes the run
     record_end(&run, stop == NULL);
     if (stop != NULL && is_first(&run)) {

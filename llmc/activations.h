@@ -180,6 +180,10 @@ static inline size_t activations_layout(Activations *a, void *base, const Layout
     for (int i = 0; i < shape->inputs + shape->gradients; i++) {
         const Buffer buffer = arena_take_(&arena, S * C, D);
         if (base != NULL) *(i < shape->inputs ? &a->inputs[i] : &a->gradients[i - shape->inputs]) = buffer;
+        if (base == NULL) {
+            arena.used = a->kept_bytes + (arena.used - a->kept_bytes) * (size_t)(shape->inputs + shape->gradients);
+            break;
+        }
     }
     a->boundary_bytes = arena.used - a->kept_bytes;
     a->losses = arena_take_(&arena, N, DTYPE_F32);

@@ -212,6 +212,12 @@ static inline bool layout_create(Layout *l, const ModelConfig *m, const Options 
     return true;
 }
 
+// The pipeline schedule of a step. --global-batch is set.
+static inline ScheduleShape layout_schedule_shape(const Layout *l, const Options *o) {
+    const int64_t micro_batches = o->global_batch / (o->micro_batch * l->mesh.dp * l->mesh.cp);
+    return (ScheduleShape){l->schedule, l->mesh.pp, (int)max_i64(1, micro_batches), l->virtual_stages};
+}
+
 static inline void layout_free(Layout *l) {
     free(l->chunk_begin);
     *l = (Layout){0};

@@ -33,6 +33,13 @@ typedef struct {
     double bucket_bytes;
 } ZeroConfig;
 
+static inline ZeroConfig zero_config(const Options *o) {
+    return (ZeroConfig){.dtype = o->precision == PRECISION_BF16 ? DTYPE_BF16 : DTYPE_F32,
+                        .overlap = o->overlap,
+                        .reduce_bf16 = o->grad_reduce == GRAD_REDUCE_BF16,
+                        .bucket_bytes = o->bucket_mb * 1e6};
+}
+
 // A place for one unit's gathered parameters or new gradients.
 typedef struct {
     int unit; // -1: nothing yet
