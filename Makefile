@@ -104,6 +104,9 @@ $(BUILD)/make_tokens: dev/bench/make_tokens.c $(HEADERS) Makefile
 $(BUILD)/compare_%: dev/test/compare_%.c $(HEADERS) Makefile
 	@mkdir -p $(BUILD)
 	$(COMPILE) $< -o $@ $(LIBS)
+$(BUILD)/peak_memory: dev/test/peak_memory.c $(HEADERS) Makefile
+	@mkdir -p $(BUILD)
+	$(COMPILE) $< -o $@ $(LIBS)
 $(BUILD)/resave: dev/test/resave.c train_gpt.c $(HEADERS) Makefile
 	@mkdir -p $(BUILD)
 	$(COMPILE) $< -o $@ $(LIBS)
