@@ -2,6 +2,8 @@
 # Checkpoints across layouts: saved at step 3 in each layout, resumed in the same one (every bit: losses and the next checkpoint) and in
 # another (losses of steps 4 to 6 are those of one rank that never stopped); loaded and saved again without a step (every bit);
 # --init-from across layouts.
+#
+# usage: reshard.sh [--quick]   one layout only
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 # shellcheck source=dev/test/common.sh
@@ -86,6 +88,11 @@ check() {
 }
 
 bound=1e-5
+if [ "${1:-}" = --quick ]; then
+    check gpt "${gpt[@]}" <<<'tp2-pp2-sp-zero1|8|--tp 2 --pp 2 --sp on --zero 1'
+    tally
+    exit
+fi
 check gpt "${gpt[@]}" <<'END'
 tp2|2|--tp 2
 pp2|2|--pp 2

@@ -79,7 +79,8 @@ static Sizes test_layout(const Layout *l, const ActivationShape *shape, const ch
     activations_create(&a, l, shape);
     const size_t bytes = activations_layout(&counted, NULL, l, shape);
     char *arena = base_alloc(bytes);
-    check(activations_layout(&a, arena, l, shape) == bytes && activations_layout(&a, NULL, l, shape) == bytes, "%s: counted and laid out alike", text);
+    check(activations_layout(&a, arena, l, shape) == bytes && activations_layout(&a, NULL, l, shape) == bytes, "%s: counted and laid out alike",
+          text);
     (void)activations_layout(&a, arena, l, shape); // the count above has emptied what it found
     check(a.kept_bytes == counted.kept_bytes && a.head_bytes == counted.head_bytes && a.boundary_bytes == counted.boundary_bytes &&
               a.scratch_bytes == counted.scratch_bytes && a.capacity == N && counted.capacity == N && a.chunk == counted.chunk,
@@ -164,7 +165,8 @@ static void test_shapes(void) {
                                .qk_norm = bits >> 5 & 1,
                                .dropout = bits % 3 == 0 ? 0.1 : 0};
         for (int turn = 0; turn < 24; turn++) {
-            const int tp = 1 << turn % 3, pp = 1 + turn / 3 % 4, kind = (turn + bits) % SCHEDULE_KINDS, V = kind == SCHEDULE_INTERLEAVED && pp == 3 ? 2 : 1;
+            const int tp = 1 << turn % 3, pp = 1 + turn / 3 % 4, kind = (turn + bits) % SCHEDULE_KINDS,
+                      V = kind == SCHEDULE_INTERLEAVED && pp == 3 ? 2 : 1;
             Options o = {.tp = tp, .pp = pp, .virtual_stages = V, .sp = turn / 12, .pp_schedule = kind};
             for (int stage = 0; stage < pp; stage++) {
                 Layout l;
@@ -176,7 +178,8 @@ static void test_shapes(void) {
                 check(schedule_build(&s, &shape, stage, &error), "%s", error.text);
                 const ActivationShape sizes = {turn & 1 ? DTYPE_BF16 : DTYPE_F32, 1 + bits % 3, 11, s.slots, s.inputs, s.gradients, s.stashes};
                 char text[128];
-                snprintf(text, sizeof text, "model %d, tp %d, pp %d, V %d, %s, sp %d, stage %d", bits, tp, pp, V, schedule_kind_names[kind], l.sp, stage);
+                snprintf(text, sizeof text, "model %d, tp %d, pp %d, V %d, %s, sp %d, stage %d", bits, tp, pp, V, schedule_kind_names[kind], l.sp,
+                         stage);
                 const Sizes got = test_layout(&l, &sizes, text);
                 check((sizes.stashes > 0) == (kind == SCHEDULE_ZB) && got.kept >= got.slot * (size_t)s.slots &&
                           (got.kept > got.slot * (size_t)s.slots) == (kind == SCHEDULE_ZB),
@@ -210,7 +213,8 @@ static void test_sequence_parallel(void) {
         const int64_t kept = tokens * (streams * C * D + (4 * L + 2) * 4);
         check((int64_t)(sizes[0].kept - sizes[1].kept) == kept, "kept: %lld bytes less, wanted %lld", (long long)(sizes[0].kept - sizes[1].kept),
               (long long)kept);
-        check((int64_t)(sizes[0].boundary - sizes[1].boundary) == tokens * C * D && sizes[0].head == sizes[1].head, "gradient of the residual stream");
+        check((int64_t)(sizes[0].boundary - sizes[1].boundary) == tokens * C * D && sizes[0].head == sizes[1].head,
+              "gradient of the residual stream");
         check((int64_t)(sizes[1].scratch - sizes[0].scratch) == N * C * D, "scratch: the gradient of a branch");
     }
     // tokens that tp does not divide are rounded up; a rank has its share

@@ -141,9 +141,9 @@ static int sum_faults(const Layout *l, const Model *model) {
         const bool qk_norm = strstr(t->name, "q_norm") != NULL || strstr(t->name, "k_norm") != NULL;
         const bool norm = !qk_norm && strstr(t->name, "norm") != NULL;
         const int tp = l->mesh.tp;
-        const GradientSum wanted = kv && tp > l->config.kv_heads                ? GRADIENT_SUM_KV
+        const GradientSum wanted = kv && tp > l->config.kv_heads            ? GRADIENT_SUM_KV
                                    : tp > 1 && (qk_norm || (norm && l->sp)) ? GRADIENT_SUM_TP
-                                                                                : GRADIENT_WHOLE;
+                                                                            : GRADIENT_WHOLE;
         faults += layout_part(l, t).sum != wanted;
     }
     return faults;
@@ -260,8 +260,8 @@ static void test_parts(void) {
                           text_of(&c), bits, (long long)kv, (long long)vocab, (long long)tiles, heads, sums, shares, groups, stages);
                     for (int r = 0; r < world; r++) {
                         const int64_t N = 16, own = all[r].sp ? N / tp : N;
-                        check(layout_own_tokens(&all[r], N) == own && layout_own_first(&all[r], N) == (all[r].sp ? r % tp * own : 0), "%s: own tokens",
-                              text_of(&c));
+                        check(layout_own_tokens(&all[r], N) == own && layout_own_first(&all[r], N) == (all[r].sp ? r % tp * own : 0),
+                              "%s: own tokens", text_of(&c));
                         layout_free(&all[r]);
                     }
                     free(all);
@@ -279,7 +279,8 @@ static void test_parts(void) {
 static double least_cost(int64_t layers, int parts, double head) {
     if (parts == 1) return (double)layers + head;
     double least = INFINITY;
-    for (int64_t first = 1; first + parts - 1 <= layers; first++) least = fmin(least, fmax((double)first, least_cost(layers - first, parts - 1, head)));
+    for (int64_t first = 1; first + parts - 1 <= layers; first++)
+        least = fmin(least, fmax((double)first, least_cost(layers - first, parts - 1, head)));
     return least;
 }
 
@@ -354,8 +355,8 @@ static void test_refusals(void) {
     REFUSED((changed.virtual_stages = 2, changed.pp_schedule = SCHEDULE_INTERLEAVED), 2, "--virtual-stages: got 2 with one pipeline stage");
 #undef REFUSED
     // what is next to a refusal is accepted
-    const Case edges[] = {{8, 1, 1, 1, 0, 0, true}, {1, 8, 1, 1, 0, 0, false}, {1, 4, 2, 2, 1, 0, false}, {1, 1, 1, 4, 1, 4, false},
-                          {1, 1, 1, 4, 3, 1, false}};
+    const Case edges[] = {
+        {8, 1, 1, 1, 0, 0, true}, {1, 8, 1, 1, 0, 0, false}, {1, 4, 2, 2, 1, 0, false}, {1, 1, 1, 4, 1, 4, false}, {1, 1, 1, 4, 3, 1, false}};
     for (size_t i = 0; i < sizeof edges / sizeof edges[0]; i++) {
         int world;
         Layout *all = layouts_of(&m, &edges[i], &world);

@@ -1,5 +1,5 @@
-// test_zero.c: the flat arenas of every rank of a layout: offsets and units, shards that tile, segments, buckets, slots, and the bytes of all of it.
-// One process plays every rank in turn; test_zero_ranks.c is what moves between them.
+// test_zero.c: the flat arenas of every rank of a layout: offsets and units, shards that tile, segments, buckets, slots, and the bytes of all of
+// it. One process plays every rank in turn; test_zero_ranks.c is what moves between them.
 #include "llmc/cpu/memory.h" // cpu_copy_in
 #include "llmc/zero.h"       // what is tested
 #include "dev/test/test.h"   // check, test_end
@@ -231,10 +231,11 @@ static int slot_faults(const Zero *z) {
 }
 
 static void test_ranks(Comm *comm) {
-    static const Case cases[] = {{1, 1, 1, 1, 0, 0, 0}, {1, 1, 1, 1, 3, 0, 0}, {1, 1, 1, 3, 1, 0, 0}, {1, 1, 1, 5, 2, 0, 0}, {1, 1, 1, 4, 3, 0, 0},
-                                 {2, 1, 1, 1, 0, 0, 1}, {4, 1, 1, 2, 2, 0, 1}, {1, 2, 1, 2, 1, 0, 0}, {1, 3, 1, 1, 0, 0, 0}, {2, 2, 1, 2, 3, 0, 1},
-                                 {1, 2, 2, 2, 1, 0, 0}, {1, 2, 2, 3, 3, 0, 0}, {1, 1, 1, 6, 1, 2, 0}, {1, 1, 1, 6, 2, 3, 0}, {2, 2, 1, 4, 3, 2, 0},
-                                 {4, 2, 1, 2, 1, 0, 1}, {1, 5, 1, 2, 2, 0, 0}, {1, 1, 1, 64, 3, 0, 0}, {1, 1, 1, 2, 0, 0, 0}, {4, 1, 1, 4, 0, 0, 0}};
+    static const Case cases[] = {{1, 1, 1, 1, 0, 0, 0}, {1, 1, 1, 1, 3, 0, 0},  {1, 1, 1, 3, 1, 0, 0}, {1, 1, 1, 5, 2, 0, 0},
+                                 {1, 1, 1, 4, 3, 0, 0}, {2, 1, 1, 1, 0, 0, 1},  {4, 1, 1, 2, 2, 0, 1}, {1, 2, 1, 2, 1, 0, 0},
+                                 {1, 3, 1, 1, 0, 0, 0}, {2, 2, 1, 2, 3, 0, 1},  {1, 2, 2, 2, 1, 0, 0}, {1, 2, 2, 3, 3, 0, 0},
+                                 {1, 1, 1, 6, 1, 2, 0}, {1, 1, 1, 6, 2, 3, 0},  {2, 2, 1, 4, 3, 2, 0}, {4, 2, 1, 2, 1, 0, 1},
+                                 {1, 5, 1, 2, 2, 0, 0}, {1, 1, 1, 64, 3, 0, 0}, {1, 1, 1, 2, 0, 0, 0}, {4, 1, 1, 4, 0, 0, 0}};
     enum { CASES = sizeof cases / sizeof cases[0] };
     static const double bucket_bytes[] = {1, 60e3, 150e3, 1e9};
     Counts counts = {0, 0};
@@ -294,8 +295,8 @@ static void test_ranks(Comm *comm) {
         }
     }
     check(both > 1000, "%d shards hold decayed and undecayed elements", both);
-    printf("ranks: %d ranks of %d layouts: offsets, shards, segments, buckets, slots, bytes; %d units' shards span decayed and undecayed\n", ranks, CASES,
-           both);
+    printf("ranks: %d ranks of %d layouts: offsets, shards, segments, buckets, slots, bytes; %d units' shards span decayed and undecayed\n", ranks,
+           CASES, both);
 }
 
 // Bytes per parameter with N shards: fp32 gradients, both moments, fp32 master copies of bf16.
@@ -332,8 +333,8 @@ static void test_big(void) {
                     int64_t block = 0;
                     for (int u = 1; u < model.units - 1; u++) block = max_i64(block, range[u].count);
                     const size_t slot = (size_t)(range[0].count + head->count + 2 * block);
-                    check(b.buffer_bytes == (stage < 2 ? 0 : slot * 4 + (stage == 3 ? slot * (bf16 ? 2 : 4) : 0)), "%s, zero %d: %zu bytes of slots",
-                          names[k], stage, b.buffer_bytes);
+                    check(b.buffer_bytes == (stage < 2 ? 0 : slot * 4 + (stage == 3 ? slot * (bf16 ? 2 : 4) : 0)),
+                          "%s, zero %d: %zu bytes of slots", names[k], stage, b.buffer_bytes);
                 }
                 layout_free(&layout);
             }

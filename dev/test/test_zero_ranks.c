@@ -28,12 +28,16 @@ static float parameter(const Tensor *t, int64_t element, int step) {
     return (float)((int64_t)(rng_mix((uint64_t)t->id * 1000003 + (uint64_t)element) % 100) + 100 * (step % 2));
 }
 static float addend(const Tensor *t, int64_t element, int place, int micro, int step) {
-    return (float)((int64_t)(rng_mix(((uint64_t)t->id * 64 + (uint64_t)place) * 16 + (uint64_t)(micro * 4 + step) + (uint64_t)element * 1000003) % 7) - 3);
+    return (
+        float)((int64_t)(rng_mix(((uint64_t)t->id * 64 + (uint64_t)place) * 16 + (uint64_t)(micro * 4 + step) + (uint64_t)element * 1000003) % 7) -
+               3);
 }
 
 // Which of the ranks that hold a tensor's element bring something of their own. Where all of a tensor-parallel group compute the same, it does not
 // depend on the rank; where each sees only its tokens or heads, it does.
-static int place_of(const Part *part, const Mesh *mesh, MeshAt at) { return at.dp * 8 + (part->sum == GRADIENT_WHOLE ? 0 : at.tp) + (at.pp == mesh->pp - 1 ? 32 : 0); }
+static int place_of(const Part *part, const Mesh *mesh, MeshAt at) {
+    return at.dp * 8 + (part->sum == GRADIENT_WHOLE ? 0 : at.tp) + (at.pp == mesh->pp - 1 ? 32 : 0);
+}
 
 static float expected(const Job *job, const Tensor *t, const Part *part, int64_t element, int step) {
     const Mesh *m = &job->layout.mesh;
@@ -45,7 +49,8 @@ static float expected(const Job *job, const Tensor *t, const Part *part, int64_t
             for (int tp = 0; tp < m->tp; tp++) {
                 if (part->sum == GRADIENT_WHOLE && tp != m->at.tp) continue;
                 if (part->sum == GRADIENT_SUM_KV && tp / job->layout.kv_replicas != m->at.tp / job->layout.kv_replicas) continue;
-                for (int micro = 0; micro < MICROBATCHES; micro++) sum += (double)addend(t, element, place_of(part, m, (MeshAt){tp, 0, pp, d}), micro, step);
+                for (int micro = 0; micro < MICROBATCHES; micro++)
+                    sum += (double)addend(t, element, place_of(part, m, (MeshAt){tp, 0, pp, d}), micro, step);
             }
         }
     }
@@ -200,14 +205,16 @@ static void check_bytes(const Job *job, const CommCount before[3]) {
     const bool wires = z->config.reduce_bf16;
     const int64_t gradient = z->elements * (wires ? 2 : 4), parameters = z->elements * (int64_t)dtype_bytes(z->dtype);
     const int64_t reduced = replica->counts[COMM_ALL_REDUCE].bytes - before[0].bytes;
-    const int64_t scattered = shard->counts[COMM_REDUCE_SCATTER].bytes - before[1].bytes, gathered = shard->counts[COMM_ALL_GATHER].bytes - before[2].bytes;
+    const int64_t scattered = shard->counts[COMM_REDUCE_SCATTER].bytes - before[1].bytes,
+                  gathered = shard->counts[COMM_ALL_GATHER].bytes - before[2].bytes;
     if (replica->size > 1) check(reduced == gradient / z->layout->shards, "%s: %lld bytes all-reduced", job->text, (long long)reduced);
     if (shard->size == 1) return;
     check(scattered == gradient * (stage >= 2 ? MICROBATCHES : 1), "%s: %lld bytes reduce-scattered", job->text, (long long)scattered);
     if (stage < 3) check(gathered == parameters, "%s: %lld bytes gathered", job->text, (long long)gathered);
 }
 
-static void run(Comm *comm, const Case *c, int turn, uint64_t late) {
+// bits: switches of the model and of what is sent.
+static void run(Comm *comm, const Case *c, uint64_t bits, uint64_t late) {
     static Job job;
     Error error = {0};
     const ModelConfig config = {.layers = 5,
@@ -218,21 +225,18 @@ static void run(Comm *comm, const Case *c, int turn, uint64_t late) {
                                 .ffn = 20,
                                 .vocab = 37,
                                 .max_seq = 5,
-                                .position = turn & 1,
-                                .activation = turn >> 1 & 1,
-                                .tied = turn >> 2 & 1,
-                                .qk_norm = turn >> 3 & 1,
+                                .position = bits & 1,
+                                .activation = bits >> 1 & 1,
+                                .tied = bits >> 2 & 1,
+                                .qk_norm = bits >> 3 & 1,
                                 .bias = BIAS_ON};
     Options o = {.tp = c->tp, .pp = c->pp, .virtual_stages = c->V, .sp = c->sp, .zero = c->zero, .shard_group = c->group};
     o.pp_schedule = c->V > 1 ? SCHEDULE_INTERLEAVED : SCHEDULE_1F1B;
     o.given[OPTION_shard_group] = c->group > 0;
-    job = (Job){.model = model_create(&config),
-                .device = {.name = "test",
-                           .alloc = cpu_alloc,
-                           .release = cpu_release,
-                           .copy_in = cpu_copy_in,
-                           .cast = cpu_cast,
-                           .accumulate = cpu_accumulate}};
+    job = (Job){
+        .model = model_create(&config),
+        .device = {
+            .name = "test", .alloc = cpu_alloc, .release = cpu_release, .copy_in = cpu_copy_in, .cast = cpu_cast, .accumulate = cpu_accumulate}};
     if (!layout_create(&job.layout, &config, &o, comm->size, comm->rank, &error)) comm_abort(comm, CODE_USAGE, "%s", error.text);
     int *members = base_new((size_t)comm->size, sizeof *members);
     for (int g = 0; g < LAYOUT_GROUPS; g++) {
@@ -240,11 +244,12 @@ static void run(Comm *comm, const Case *c, int turn, uint64_t late) {
     }
     free(members);
     const double sizes[] = {1, 4000, 1e9};
-    const ZeroConfig settings = {turn % 3 == 0 ? DTYPE_BF16 : DTYPE_F32, turn / 2 % 2, turn / 3 % 2, sizes[turn % 3]};
+    const ZeroConfig settings = {bits >> 4 & 1 ? DTYPE_BF16 : DTYPE_F32, bits >> 5 & 1, bits >> 6 & 1, sizes[(bits >> 7) % 3]};
     job.zero = zero_create(&job.device, comm, job.groups, &job.model, &job.layout, &settings);
-    snprintf(job.text, sizeof job.text, "tp %d pp %d V %d zero %d group %d sp %d kv %d, %s, overlap %d, wires %s, bucket %g, tied %d, late %d, rank %d",
-             c->tp, c->pp, c->V, c->zero, c->group, c->sp, (int)c->kv_heads, dtype_names[settings.dtype], settings.overlap,
-             settings.reduce_bf16 ? "bf16" : "fp32", settings.bucket_bytes, config.tied, late > 0, comm->rank);
+    snprintf(job.text, sizeof job.text,
+             "tp %d pp %d V %d zero %d group %d sp %d kv %d, %s, overlap %d, wires %s, bucket %g, tied %d, late %d, rank %d", c->tp, c->pp, c->V,
+             c->zero, c->group, c->sp, (int)c->kv_heads, dtype_names[settings.dtype], settings.overlap, settings.reduce_bf16 ? "bf16" : "fp32",
+             settings.bucket_bytes, config.tied, late > 0, comm->rank);
     comm_late(comm, late);
     memset(job.zero.exchange_grad, 0xff, job.zero.bytes.grad_bytes); // NaN: what is never written must not be read
     memset(job.zero.exchange_slots, 0xff, job.zero.bytes.buffer_bytes);
@@ -293,10 +298,10 @@ int main(int argc, char **argv) {
             for (int zero = 0; zero < 4; zero++) {
                 for (int group = 0; group <= (zero > 0 && dp > 1 ? dp / 2 : 0); group++) {
                     if (group > 0 && dp % group != 0) continue;
-                    for (int k = 0; k < 4; k++) {
-                        const int turn = cases++ * 5 + k * 3;
-                        const Case c = {tp, pp, pp == 2 && k % 2 ? 2 : 1, zero, group, k / 2 % 2, (int64_t[]){1, 2, 4}[(k + tp) % 3]};
-                        run(comm, &c, turn % 48, k == 3 ? (uint64_t)turn + 1 : 0);
+                    for (int k = 0; k < 8; k++) { // the other switches at random
+                        const uint64_t bits = rng_mix((uint64_t)++cases);
+                        const Case c = {tp, pp, pp == 2 && bits & 1 ? 2 : 1, zero, group, bits >> 1 & 1, (int64_t[]){1, 2, 4}[(bits >> 2) % 3]};
+                        run(comm, &c, bits >> 8, k % 3 == 2 ? (uint64_t)cases : 0);
                     }
                 }
             }
@@ -306,6 +311,7 @@ int main(int argc, char **argv) {
     comm_all_reduce(comm->world, totals, 2, COMM_I64, COMM_SUM);
     const int rank = comm->rank;
     comm_finish(comm);
-    if (rank == 0) printf("zero: %d layouts and settings of %d ranks\n%lld passed, %lld failed\n", cases, world, (long long)totals[0], (long long)totals[1]);
+    if (rank == 0)
+        printf("zero: %d layouts and settings of %d ranks\n%lld passed, %lld failed\n", cases, world, (long long)totals[0], (long long)totals[1]);
     return totals[1] > 0 || totals[0] == 0;
 }
