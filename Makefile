@@ -101,7 +101,13 @@ $(BUILD)/bench_%: dev/bench/bench_%.c $(HEADERS) Makefile
 $(BUILD)/make_tokens: dev/bench/make_tokens.c $(HEADERS) Makefile
 	@mkdir -p $(BUILD)
 	$(COMPILE) $< -o $@ $(LIBS)
-$(BUILD)/compare_grads: dev/test/compare_grads.c $(HEADERS) Makefile
+$(BUILD)/compare_%: dev/test/compare_%.c $(HEADERS) Makefile
+	@mkdir -p $(BUILD)
+	$(COMPILE) $< -o $@ $(LIBS)
+$(BUILD)/peak_memory: dev/test/peak_memory.c $(HEADERS) Makefile
+	@mkdir -p $(BUILD)
+	$(COMPILE) $< -o $@ $(LIBS)
+$(BUILD)/resave: dev/test/resave.c train_gpt.c $(HEADERS) Makefile
 	@mkdir -p $(BUILD)
 	$(COMPILE) $< -o $@ $(LIBS)
 $(BUILD)/plot_schedule: dev/plot_schedule.c $(HEADERS) Makefile

@@ -131,7 +131,7 @@ static inline Buffer zero_wire_(Zero *zero, ZeroBucket *bucket) {
 static inline void zero_bucket_start_(Zero *zero, ZeroBucket *bucket) {
     const Layout *layout = zero->layout;
     bucket->started = true, bucket->finished = false;
-    if (layout->shards * layout->replicas == 1) return;
+    if (layout->shards == 1 && (layout->replicas == 1 || layout->zero >= 2)) return; // with replicas: once, after the last micro-batch
     const Buffer in = zero_wire_(zero, bucket);
     const CommType type = zero_comm_type_(in.dtype);
     if (layout->shards == 1) {
@@ -210,11 +210,11 @@ static inline void zero_gradients_done(Zero *zero, int unit, bool last) {
     if (each && !zero->config.overlap) zero_bucket_finish_(zero, bucket);
 }
 
-// Sums of shards over their replicas, where there are some.
+// Sums of shards over their replicas, where there are some and the buckets have not done it.
 static inline void zero_sum_replicas_(Zero *zero) {
     Device *d = zero->device;
     const Layout *layout = zero->layout;
-    if (layout->shards == 1 || layout->replicas == 1) return;
+    if (layout->replicas == 1 || (layout->shards == 1 && layout->zero < 2)) return;
     for (int u = 0; u < zero->model->units; u++) {
         if (zero->range[u].count == 0) continue;
         const ZeroShard shard = zero_shard(zero, u);
