@@ -189,8 +189,11 @@ static inline CaseList case_product(int world, const bool wanted[AXES_LEGAL]) {
 }
 
 // What must occur together in some case: all pairs, and these triples.
-static const int case_triples_[][3] = {{AXIS_MESH, AXIS_SP, AXIS_ZERO}, {AXIS_MESH, AXIS_SCHEDULE, AXIS_ZERO}};
-enum { CASE_TRIPLES = sizeof case_triples_ / sizeof case_triples_[0], CASE_SETS = 64, CASE_CELLS = AXIS_VALUES * AXIS_VALUES * AXIS_VALUES };
+static const int case_triples_[][3] = {{AXIS_MESH, AXIS_SP, AXIS_ZERO},      {AXIS_MESH, AXIS_SCHEDULE, AXIS_ZERO},   {AXIS_MESH, AXIS_MODEL, AXIS_ZERO},
+                                       {AXIS_MESH, AXIS_MODEL, AXIS_SP},     {AXIS_MESH, AXIS_MODEL, AXIS_SCHEDULE},  {AXIS_MESH, AXIS_ZERO, AXIS_GROUP},
+                                       {AXIS_MESH, AXIS_ZERO, AXIS_MICROS},  {AXIS_MESH, AXIS_SCHEDULE, AXIS_MICROS}, {AXIS_MESH, AXIS_MODEL, AXIS_BATCH},
+                                       {AXIS_ZERO, AXIS_MICROS, AXIS_BATCH}, {AXIS_MESH, AXIS_SP, AXIS_BATCH}};
+enum { CASE_TRIPLES = sizeof case_triples_ / sizeof case_triples_[0], CASE_SETS = AXES_COVERED * AXES_COVERED, CASE_CELLS = AXIS_VALUES * AXIS_VALUES * AXIS_VALUES };
 
 typedef struct {
     int axes[3], count; // of a set: 2 or 3
@@ -222,15 +225,18 @@ static inline Coverage *coverage_create(const CaseList *legal, bool triples) {
         CaseSet *set = &v->sets[s];
         for (int i = 0; i < legal->count; i++) {
             Case c = legal->cases[i];
-            const int a = set->axes[0], b = set->axes[1]; // what is free takes every value
-            for (int x = 0; x < (a >= AXES_LEGAL ? case_value_count((Axis)a) : 1); x++) {
-                for (int y = 0; y < (b >= AXES_LEGAL ? case_value_count((Axis)b) : 1); y++) {
-                    if (a >= AXES_LEGAL) c.at[a] = x;
-                    if (b >= AXES_LEGAL) c.at[b] = y;
-                    char *cell = &set->wanted[case_cell_(set, &c)];
-                    v->wanted += *cell == 0;
-                    *cell = 1;
+            int64_t combinations = 1; // what is free takes every value
+            for (int k = 0; k < set->count; k++) combinations *= set->axes[k] >= AXES_LEGAL ? case_value_count((Axis)set->axes[k]) : 1;
+            for (int64_t x = 0; x < combinations; x++) {
+                int64_t rest = x;
+                for (int k = 0; k < set->count; k++) {
+                    if (set->axes[k] < AXES_LEGAL) continue;
+                    c.at[set->axes[k]] = (int)(rest % case_value_count((Axis)set->axes[k]));
+                    rest /= case_value_count((Axis)set->axes[k]);
                 }
+                char *cell = &set->wanted[case_cell_(set, &c)];
+                v->wanted += *cell == 0;
+                *cell = 1;
             }
         }
     }
@@ -243,7 +249,7 @@ static inline int coverage_gain_(const Coverage *v, const Case *c, bool with_fre
     int gain = 0;
     for (int s = 0; s < v->count; s++) {
         const CaseSet *set = &v->sets[s];
-        if (set->axes[1] >= AXES_LEGAL && !with_free) continue;
+        if (set->axes[set->count - 1] >= AXES_LEGAL && !with_free) continue; // axes ascend
         gain += set->wanted[case_cell_(set, c)];
     }
     return gain;

@@ -499,8 +499,8 @@ static void compare(Test *test, const Case *c, const Outcome *got, const Outcome
         norms = largest(norms, fabs(got->norms[s] - wanted->norms[s]) / wanted->norms[s]);
     }
     // bf16: every op rounds by 2^-9 or so, and partial sums over tensor-parallel ranks differ by that in each of some ten ops of a block.
-    const double gradient_bound = reduce16 ? 1 : bf16 ? 8e-2 : 1e-5, loss_bound = reduce16 ? 1e-4 : bf16 ? 5e-3 : 1e-5;
-    const double norm_bound = reduce16 ? 0x1p-7 : bf16 ? 4e-2 : 1e-5;
+    const double gradient_bound = reduce16 ? 1 : bf16 ? 8e-2 : 1e-5, loss_bound = bf16 ? 2e-3 : reduce16 ? 1e-4 : 1e-5;
+    const double norm_bound = bf16 ? 1e-2 : reduce16 ? 1e-3 : 1e-5;
     check(got->init_hash == wanted->init_hash, "%s: init hash", name);
     check(gradient <= gradient_bound, "%s: gradient of %s: error %g, bound %g", name, where, gradient, gradient_bound);
     check(loss <= loss_bound, "%s: losses: error %g, bound %g", name, loss, loss_bound);
@@ -511,11 +511,12 @@ static void compare(Test *test, const Case *c, const Outcome *got, const Outcome
     test->worst_loss = largest(test->worst_loss, loss), test->worst_norm = largest(test->worst_norm, norms);
 }
 
-static void test_case(Test *test, const Case *c) {
+// late: seed of late completion, or 0.
+static void test_case(Test *test, const Case *c, uint64_t late) {
     const ModelConfig config = case_model(c);
     Model model = model_create(&config);
     Outcome wanted = get_reference(test, find_reference(test, c), model.count);
-    Outcome got = run_case(test->world, c, case_global_batch(c, test->world->size), 0, false);
+    Outcome got = run_case(test->world, c, case_global_batch(c, test->world->size), late, false);
     if (test->world->rank == 0) compare(test, c, &got, &wanted, &model);
     outcome_free(&got);
     outcome_free(&wanted);
@@ -529,7 +530,7 @@ static void test_list(Test *test, const CaseList *list, const char *title) {
     compute_references(test, from);
     const double referenced = clock_ms();
     if (test->world->rank == 0) printf("%s: %d layouts; errors of gradient, losses, norms\n", title, list->count);
-    for (int i = 0; i < list->count; i++) test_case(test, &list->cases[i]);
+    for (int i = 0; i < list->count; i++) test_case(test, &list->cases[i], i % 2 == 0 ? 0 : (uint64_t)i); // every other one with late completion
     if (test->world->rank == 0) {
         printf("%s: %.1f s, and %.1f s for %d references\n", title, (clock_ms() - referenced) * 1e-3, (referenced - begin) * 1e-3,
                test->count - from);
