@@ -189,11 +189,16 @@ static inline CaseList case_product(int world, const bool wanted[AXES_LEGAL]) {
 }
 
 // What must occur together in some case: all pairs, and these triples.
-static const int case_triples_[][3] = {{AXIS_MESH, AXIS_SP, AXIS_ZERO},      {AXIS_MESH, AXIS_SCHEDULE, AXIS_ZERO},   {AXIS_MESH, AXIS_MODEL, AXIS_ZERO},
-                                       {AXIS_MESH, AXIS_MODEL, AXIS_SP},     {AXIS_MESH, AXIS_MODEL, AXIS_SCHEDULE},  {AXIS_MESH, AXIS_ZERO, AXIS_GROUP},
-                                       {AXIS_MESH, AXIS_ZERO, AXIS_MICROS},  {AXIS_MESH, AXIS_SCHEDULE, AXIS_MICROS}, {AXIS_MESH, AXIS_MODEL, AXIS_BATCH},
-                                       {AXIS_ZERO, AXIS_MICROS, AXIS_BATCH}, {AXIS_MESH, AXIS_SP, AXIS_BATCH}};
-enum { CASE_TRIPLES = sizeof case_triples_ / sizeof case_triples_[0], CASE_SETS = AXES_COVERED * AXES_COVERED, CASE_CELLS = AXIS_VALUES * AXIS_VALUES * AXIS_VALUES };
+static const int case_triples_[][3] = {
+    {AXIS_MESH, AXIS_SP, AXIS_ZERO},      {AXIS_MESH, AXIS_SCHEDULE, AXIS_ZERO},   {AXIS_MESH, AXIS_MODEL, AXIS_ZERO},
+    {AXIS_MESH, AXIS_MODEL, AXIS_SP},     {AXIS_MESH, AXIS_MODEL, AXIS_SCHEDULE},  {AXIS_MESH, AXIS_ZERO, AXIS_GROUP},
+    {AXIS_MESH, AXIS_ZERO, AXIS_MICROS},  {AXIS_MESH, AXIS_SCHEDULE, AXIS_MICROS}, {AXIS_MESH, AXIS_MODEL, AXIS_BATCH},
+    {AXIS_ZERO, AXIS_MICROS, AXIS_BATCH}, {AXIS_MESH, AXIS_SP, AXIS_BATCH}};
+enum {
+    CASE_TRIPLES = sizeof case_triples_ / sizeof case_triples_[0],
+    CASE_SETS = AXES_COVERED * AXES_COVERED,
+    CASE_CELLS = AXIS_VALUES * AXIS_VALUES * AXIS_VALUES
+};
 
 typedef struct {
     int axes[3], count; // of a set: 2 or 3

@@ -305,7 +305,8 @@ static void check_traffic(const Trainer *t, const char *name, const StepBatch *b
     for (int g = 0; g < COUNTED_GROUPS; g++) {
         for (int kind = 0; kind < COMM_KINDS; kind++) {
             const CommCount w = wanted.of[g][kind];
-            const int64_t calls = after->of[g][kind].calls - before->of[g][kind].calls, bytes = after->of[g][kind].bytes - before->of[g][kind].bytes;
+            const int64_t calls = after->of[g][kind].calls - before->of[g][kind].calls,
+                          bytes = after->of[g][kind].bytes - before->of[g][kind].bytes;
             // Where it depends on more than M: buckets of some units; gathers with several chunks, at most every block in every pass.
             const bool some = g == LAYOUT_REPLICA && t->options->bucket_mb > 0.01 && t->options->bucket_mb < 1;
             const bool gathers = g == LAYOUT_SHARD && kind == COMM_ALL_GATHER && t->layout.zero == 3 && t->layout.virtual_stages > 1;
@@ -562,21 +563,11 @@ typedef struct {
 
 // By number of ranks: all stages of ZeRO, all schedules, both kinds of sums.
 static const NamedCase bits_cases[] = {
-    {2, "tp1.pp1 gpt2 z0 m2 varlen"},
-    {2, "tp1.pp1 llama-tied z1 m2 fit"},
-    {2, "tp1.pp1 qk-norm z2 m3 dropout"},
-    {2, "tp1.pp1 deep z3 m2 fit"},
-    {2, "tp2.pp1 qk-norm sp z0 m2 varlen chunk"},
-    {2, "tp1.pp2 gpt2 z0 1f1b m4 plain"},
-    {4, "tp1.pp1 gpt2 z1 m2 fit group2"},
-    {4, "tp1.pp1 llama z3 m2 varlen group2"},
-    {4, "tp1.pp2 llama-tied z1 gpipe m4 fit"},
-    {4, "tp1.pp2 deep z2 zb m3 dropout"},
-    {4, "tp1.pp4 gpt2 z0 1f1b m2 varlen"},
-    {4, "tp2.pp2 llama-tied sp z0 iv2 m3 fit"},
-    {4, "tp4.pp1 mixed sp z0 m2 dropout"},
-    {8, "tp2.pp2 llama-tied sp z3 iv3 m4 fit"},
-    {8, "tp2.pp2 gpt2 z0 zb m3 varlen"},
+    {2, "tp1.pp1 gpt2 z0 m2 varlen"},      {2, "tp1.pp1 llama-tied z1 m2 fit"},          {2, "tp1.pp1 qk-norm z2 m3 dropout"},
+    {2, "tp1.pp1 deep z3 m2 fit"},         {2, "tp2.pp1 qk-norm sp z0 m2 varlen chunk"}, {2, "tp1.pp2 gpt2 z0 1f1b m4 plain"},
+    {4, "tp1.pp1 gpt2 z1 m2 fit group2"},  {4, "tp1.pp1 llama z3 m2 varlen group2"},     {4, "tp1.pp2 llama-tied z1 gpipe m4 fit"},
+    {4, "tp1.pp2 deep z2 zb m3 dropout"},  {4, "tp1.pp4 gpt2 z0 1f1b m2 varlen"},        {4, "tp2.pp2 llama-tied sp z0 iv2 m3 fit"},
+    {4, "tp4.pp1 mixed sp z0 m2 dropout"}, {8, "tp2.pp2 llama-tied sp z3 iv3 m4 fit"},   {8, "tp2.pp2 gpt2 z0 zb m3 varlen"},
 };
 
 static void expect_bits(Test *test, const Case *c, const Outcome *first, uint64_t late, const char *what) {
@@ -630,22 +621,14 @@ static void print_bits(Test *test) {
 
 // Wider bounds: gradients that travel in bf16, weights and activations in bf16.
 static const NamedCase wide_cases[] = {
-    {2, "tp1.pp1 gpt2 z0 m2 varlen reduce16"},
-    {2, "tp1.pp1 llama z1 m2 fit reduce16 tiny"},
-    {2, "tp1.pp1 qk-norm z2 m3 dropout reduce16"},
-    {2, "tp1.pp1 deep z3 m2 plain reduce16 serial"},
-    {2, "tp2.pp1 qk-norm sp z0 m2 fit bf16"},
-    {2, "tp1.pp2 gpt2 z0 m2 plain bf16"},
-    {2, "tp1.pp1 llama-tied z1 m1 plain bf16"},
-    {4, "tp1.pp2 gpt2 z1 m4 varlen reduce16 odd"},
-    {4, "tp2.pp1 llama-tied sp z2 m2 fit reduce16"},
-    {4, "tp1.pp1 gpt2 z1 m2 plain group2 reduce16"},
-    {4, "tp1.pp1 mixed z3 m2 varlen group2 reduce16"},
-    {4, "tp1.pp1 mixed z2 m2 varlen group1 reduce16"},
-    {4, "tp2.pp2 llama-tied sp z0 iv2 m3 fit bf16"},
-    {4, "tp1.pp2 qk-norm z3 zb m4 dropout bf16"},
-    {4, "tp1.pp1 gpt2 z2 m1 varlen bf16 reduce16"},
-    {8, "tp2.pp2 gpt2 sp z2 zb m3 fit reduce16"},
+    {2, "tp1.pp1 gpt2 z0 m2 varlen reduce16"},         {2, "tp1.pp1 llama z1 m2 fit reduce16 tiny"},
+    {2, "tp1.pp1 qk-norm z2 m3 dropout reduce16"},     {2, "tp1.pp1 deep z3 m2 plain reduce16 serial"},
+    {2, "tp2.pp1 qk-norm sp z0 m2 fit bf16"},          {2, "tp1.pp2 gpt2 z0 m2 plain bf16"},
+    {2, "tp1.pp1 llama-tied z1 m1 plain bf16"},        {4, "tp1.pp2 gpt2 z1 m4 varlen reduce16 odd"},
+    {4, "tp2.pp1 llama-tied sp z2 m2 fit reduce16"},   {4, "tp1.pp1 gpt2 z1 m2 plain group2 reduce16"},
+    {4, "tp1.pp1 mixed z3 m2 varlen group2 reduce16"}, {4, "tp1.pp1 mixed z2 m2 varlen group1 reduce16"},
+    {4, "tp2.pp2 llama-tied sp z0 iv2 m3 fit bf16"},   {4, "tp1.pp2 qk-norm z3 zb m4 dropout bf16"},
+    {4, "tp1.pp1 gpt2 z2 m1 varlen bf16 reduce16"},    {8, "tp2.pp2 gpt2 sp z2 zb m3 fit reduce16"},
     {8, "tp2.pp2 llama z3 iv2 m2 varlen bf16"},
 };
 
@@ -761,7 +744,7 @@ int main(int argc, char **argv) {
         test_bits(&test);
     }
     free(list.cases);
-    if (ranks > 0 && test.world->rank == 0) {
+    if (test.count > 0 && test.world->rank == 0) {
         printf("worst errors in fp32: gradient %.2g, losses %.2g, norms %.2g; bound 1e-5\n", test.worst_gradient, test.worst_loss, test.worst_norm);
     }
     return test_finish(&test);
