@@ -92,9 +92,11 @@ static inline void zero_bucket_finish_(Zero *zero, ZeroBucket *bucket) {
     if (!bucket->started || bucket->finished) return;
     for (int u = bucket->last; u >= bucket->first; u--) comm_wait(&zero->reductions[u]);
     bucket->finished = true;
+    const Buffer whole = zero_gradient_base_(zero, bucket->first);
+    if (bucket->wire >= 0 && layout->shards == 1) d->cast(d, whole, zero->wires[bucket->wire], zero_bucket_elements_(zero->range, bucket));
     if (layout->zero >= 2) {
         const ZeroPlace place = zero_place(zero, bucket->first);
-        const Buffer own = buffer_at(zero_gradient_base_(zero, bucket->first), layout->shard * place.count);
+        const Buffer own = buffer_at(whole, layout->shard * place.count);
         const Buffer sum = buffer_at(zero->grad, place.shard_begin);
         if (zero->has_gradient_shard[bucket->first]) {
             d->accumulate(d, sum, own, place.count);
@@ -102,9 +104,6 @@ static inline void zero_bucket_finish_(Zero *zero, ZeroBucket *bucket) {
             d->cast(d, sum, own, place.count);
         }
         zero->has_gradient_shard[bucket->first] = true;
-    } else if (bucket->wire >= 0 && layout->shards == 1) {
-        const Buffer whole = buffer_at(zero->grad, zero->range[bucket->first].begin);
-        d->cast(d, whole, zero->wires[bucket->wire], zero_bucket_elements_(zero->range, bucket));
     }
     if (bucket->wire >= 0 && layout->zero < 2) zero->wire_bucket[bucket->wire] = -1;
 }
