@@ -92,11 +92,9 @@ static inline void zero_bucket_finish_(Zero *zero, ZeroBucket *bucket) {
     if (!bucket->started || bucket->finished) return;
     for (int u = bucket->last; u >= bucket->first; u--) comm_wait(&zero->reductions[u]);
     bucket->finished = true;
-    const Buffer whole = zero_gradient_base_(zero, bucket->first);
-    if (bucket->wire >= 0 && layout->shards == 1) d->cast(d, whole, zero->wires[bucket->wire], zero_bucket_elements_(zero->range, bucket));
     if (layout->zero >= 2) {
         const ZeroPlace place = zero_place(zero, bucket->first);
-        const Buffer own = buffer_at(whole, layout->shard * place.count);
+        const Buffer own = buffer_at(zero_gradient_base_(zero, bucket->first), layout->shard * place.count);
         const Buffer sum = buffer_at(zero->grad, place.shard_begin);
         if (zero->has_gradient_shard[bucket->first]) {
             d->accumulate(d, sum, own, place.count);
@@ -104,6 +102,9 @@ static inline void zero_bucket_finish_(Zero *zero, ZeroBucket *bucket) {
             d->cast(d, sum, own, place.count);
         }
         zero->has_gradient_shard[bucket->first] = true;
+    } else if (bucket->wire >= 0 && layout->shards == 1) {
+        const Buffer whole = buffer_at(zero->grad, zero->range[bucket->first].begin);
+        d->cast(d, whole, zero->wires[bucket->wire], zero_bucket_elements_(zero->range, bucket));
     }
     if (bucket->wire >= 0 && layout->zero < 2) zero->wire_bucket[bucket->wire] = -1;
 }
@@ -130,7 +131,7 @@ static inline Buffer zero_wire_(Zero *zero, ZeroBucket *bucket) {
 static inline void zero_bucket_start_(Zero *zero, ZeroBucket *bucket) {
     const Layout *layout = zero->layout;
     bucket->started = true, bucket->finished = false;
-    if (layout->shards == 1 && (layout->replicas == 1 || layout->zero >= 2)) return; // with replicas: once, after the last micro-batch
+    if (layout->shards * layout->replicas == 1) return;
     const Buffer in = zero_wire_(zero, bucket);
     const CommType type = zero_comm_type_(in.dtype);
     if (layout->shards == 1) {
@@ -179,16 +180,17 @@ static inline void zero_gradients(Zero *zero, int unit, Buffer grads[TENSOR_KIND
 
 // Sums the gradients of parameters that tensor-parallel ranks hold copies of, where each has seen only its tokens or heads.
 static inline void zero_sum_copies_(Zero *zero, int unit) {
-    const Model *model = zero->model;
+    const Tensor *tensors = zero->model->tensors;
+    const int end = zero->unit_tensor[unit + 1];
     CommHandle handles[TENSOR_KINDS];
     int count = 0;
     const Buffer base = zero_gradient_base_(zero, unit);
-    for (int i = 0; i < model->count; i++) {
+    for (int i = zero->unit_tensor[unit]; i < end; i++) {
         const GradientSum sum = zero->part[i].sum;
-        if (model->tensors[i].unit != unit || zero->offset[i] < 0 || sum == GRADIENT_WHOLE) continue;
+        if (sum == GRADIENT_WHOLE) continue;
         const int first = i;
         int64_t elements = zero->part[i].elements;
-        while (i + 1 < model->count && model->tensors[i + 1].joined && model->tensors[i + 1].unit == unit && zero->part[i + 1].sum == sum) {
+        while (i + 1 < end && tensors[i + 1].joined && zero->part[i + 1].sum == sum) {
             elements += zero->part[++i].elements;
         }
         CommGroup *group = zero->groups[sum == GRADIENT_SUM_TP ? LAYOUT_TP : LAYOUT_KV];
@@ -209,11 +211,11 @@ static inline void zero_gradients_done(Zero *zero, int unit, bool last) {
     if (each && !zero->config.overlap) zero_bucket_finish_(zero, bucket);
 }
 
-// Sums of shards over their replicas, where there are some and the buckets have not done it.
+// Sums of shards over their replicas, where there are some.
 static inline void zero_sum_replicas_(Zero *zero) {
     Device *d = zero->device;
     const Layout *layout = zero->layout;
-    if (layout->replicas == 1 || (layout->shards == 1 && layout->zero < 2)) return;
+    if (layout->shards == 1 || layout->replicas == 1) return;
     for (int u = 0; u < zero->model->units; u++) {
         if (zero->range[u].count == 0) continue;
         const ZeroShard shard = zero_shard(zero, u);

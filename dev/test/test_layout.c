@@ -173,7 +173,7 @@ static int group_faults(const Layout *all, int world, const Case *c) {
     for (int r = 0; r < world; r++) {
         const Layout *l = &all[r];
         faults += l->shards != run || l->replicas != c->dp / run || l->shard != l->mesh.at.dp % run || l->replica != l->mesh.at.dp / run;
-        faults += l->sp != (c->sp && c->tp > 1) || l->zero != c->zero;
+        faults += l->sp != (c->sp && c->tp > 1) || l->zero != (run == 1 ? 0 : c->zero);
         for (int g = 0; g < LAYOUT_GROUPS; g++) {
             const int count = layout_members(l, (LayoutGroup)g, members);
             int next = 0;
