@@ -463,9 +463,9 @@ static void test_communication(void) {
         check(fabs(c.plan.columns[0].comm.sent[PLAN_COMM_GRADIENTS] - 4 * all * ((zero == 1 ? 1 : 3) / 2.0 + 2 * 0.75 / 2)) < 1, "hybrid: sent");
         close_(&c);
     }
-    OPEN(8, "--global-batch 48 --zero 2 --shard-group 1"); // shards of one: whole gradients are summed, in every micro-batch
-    COMM(0, GRADIENTS, ALL_REDUCE, 3 * 4 * all);
-    SUM(0, 12 * all);
+    OPEN(8, "--global-batch 48 --zero 2 --shard-group 1"); // shards of one are no shards: as with --zero 0
+    COMM(0, GRADIENTS, ALL_REDUCE, 4 * all);
+    SUM(0, 4 * all);
     close_(&c);
     // tensor parallel 4 (k and v on pairs), 3 micro-batches
     const double whole = 3 * NTOK * C * 4, stats = 3 * 4 * NTOK * 3 * 4, kv_sums = 8 * 4 * 2 * (KV / 2) * C, norms = (8 * 2 + 1) * C * 4;
