@@ -316,8 +316,8 @@ static void test_every_rank(void) {
             const ActivationShape shape = {config.dtype,    c.options.micro_batch, c.options.seq,   schedule.slots,
                                            schedule.inputs, schedule.gradients,    schedule.stashes};
             const ZeroBytes zb = zero_bytes(&c.model, &layout, &config);
-            const size_t bytes =
-                activations_layout(&a, NULL, &layout, &shape) + zb.param_bytes + zb.master_bytes + zb.grad_bytes + zb.optim_bytes + zb.buffer_bytes;
+            const size_t bytes = activations_layout(&a, NULL, &layout, &shape) + zb.param_bytes + zb.master_bytes + zb.grad_bytes + zb.optim_bytes +
+                                 zb.buffer_bytes + zb.snapshot_bytes;
             if (bytes > largest[stage]) largest[stage] = bytes;
             schedule_free(&schedule);
             layout_free(&layout);
