@@ -90,6 +90,10 @@ $(BUILD)/test_%: dev/test/test_%.c $(HEADERS) Makefile
 $(BUILD)/test_%_asan: dev/test/test_%.c $(HEADERS) Makefile
 	@mkdir -p $(BUILD)
 	$(CC) $(BASE_FLAGS) $(DEFINES) $(SANITIZE) $< -o $@ $(LIBS)
+# A data race ends it. OpenMP's own synchronisation is not seen: for tests that do not compute in parallel.
+$(BUILD)/test_%_tsan: dev/test/test_%.c $(HEADERS) Makefile
+	@mkdir -p $(BUILD)
+	$(CC) $(BASE_FLAGS) $(DEFINES) -O1 -g $(TUNE) -fsanitize=thread $< -o $@ $(LIBS)
 # Makes the k-th system call of a kind fail; preloaded by test_checkpoint into its children and by checkpoint_ranks.sh.
 $(BUILD)/shim_io.so: dev/test/shim_io.c Makefile
 	@mkdir -p $(BUILD)
