@@ -62,6 +62,7 @@ help:
 	@echo "make unit         build/test_*; make unit-asan: under AddressSanitizer and UndefinedBehaviorSanitizer"
 	@echo "make fuzzers      build/fuzz_* (clang)"
 	@echo "make schedules    docs/schedule_*.svg: timelines of the pipeline schedules"
+	@echo "make crash        kills jobs, fails their disks, damages their checkpoints, hundreds of times"
 	@echo "make mutants      one-line faults, each of which must make a test fail"
 	@echo "make headers      every header compiles alone; make CC=clang syntax: warnings of another compiler"
 	@echo "make format       clang-format over the sources"
@@ -148,6 +149,10 @@ schedules: $(BUILD)/plot_schedule
 bench: train_gpt
 	dev/bench/step.sh
 
+# Hundreds of kills, failing disks and damaged checkpoints; minutes.
+crash: train_gpt
+	dev/test/crash.sh --long
+
 # One-line faults, each of which must make its test fail (dev/mutants).
 mutants:
 	python3 dev/mutants/run.py
@@ -155,4 +160,4 @@ mutants:
 clean:
 	rm -rf $(BUILD) train_gpt train_gpt_asan tokenize tokenize_asan test_gpt test_gpt_asan
 
-.PHONY: all help banner headers syntax $(SYNTAX) format unit unit-asan fuzzers schedules bench mutants clean
+.PHONY: all help banner headers syntax $(SYNTAX) format unit unit-asan fuzzers schedules bench crash mutants clean
