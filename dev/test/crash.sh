@@ -3,16 +3,18 @@
 # phase of saving, their disks fail, their checkpoints are damaged: --resume auto goes on from the newest complete checkpoint, and in the end
 # losses and checkpoints have the bits of a run that nothing happened to.
 #
-# usage: crash.sh [--long] [--seed N]   the same seed draws the same kills, faults and damages
+# usage: crash.sh [--long] [--late] [--seed N]   the same seed draws the same kills, faults and damages; --late: only whether files that are
+# written while training goes on hold what they should
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 train=${TRAIN:-./train_gpt}
-kills=8 faults=7 flips=20 seed=1 long=0
+kills=8 faults=7 flips=20 seed=1 long=0 only_late=0
 while [ $# -gt 0 ]; do
     case $1 in
     --long) kills=110 faults=56 flips=500 long=1 ;;
+    --late) only_late=1 ;;
     --seed) seed=$2 && shift ;;
-    *) echo "usage: crash.sh [--long] [--seed N]" >&2 && exit 2 ;;
+    *) echo "usage: crash.sh [--long] [--late] [--seed N]" >&2 && exit 2 ;;
     esac
     shift
 done
@@ -50,15 +52,17 @@ start() {
     [ "$ranks" -eq 1 ] || launch=(mpirun -np "$ranks" --bind-to none)
     local layout=()
     [ "$ranks" -eq 1 ] || layout=(--tp 2 --zero 3)
-    timeout --kill-after=5 120 "${launch[@]}" env "${faulty[@]}" "$train" "${common[@]}" "${layout[@]}" --out "$out" "$@" >"$dir/stdout" 2>"$dir/stderr" </dev/null &
+    # in a subshell, for whose words on killed commands there is no reader
+    (timeout --kill-after=5 120 "${launch[@]}" env "${faulty[@]}" "$train" "${common[@]}" "${layout[@]}" --out "$out" "$@" >"$dir/stdout" 2>"$dir/stderr" </dev/null
+    exit $?) 2>/dev/null &
     job=$!
 }
 finish() {
-    { wait "$job"; } 2>/dev/null # without a line on those that were killed
+    wait "$job"
     status=$?
     job=
 }
-# The processes of the job: timeout, mpirun, ranks.
+# The processes of the job: subshell, timeout, then mpirun and ranks.
 family() {
     local pid
     for pid in "$@"; do
@@ -68,7 +72,7 @@ family() {
     done
 }
 end_job() {
-    [ -z "$job" ] || kill -9 $(family "$job" | tail -n +2) 2>/dev/null
+    [ -z "$job" ] || kill -9 $(family "$job" | tail -n +3) 2>/dev/null
     job=
 }
 ranks_of() { local pid; for pid in $(family "$job"); do [ "$(cat "/proc/$pid/comm" 2>/dev/null)" = "$(basename "$train")" ] && echo "$pid"; done; }
@@ -110,8 +114,17 @@ for ranks in "${sizes[@]}"; do
     verdict $? "$ranks ranks: $files files as of a run that waits for them, $differ differ"
     grep '"saved_step":20,' "$dir/late/log.jsonl" | grep -v '"step":20,' >/dev/null
     verdict $? "$ranks ranks: steps were done before the file of step 20 was: $(grep -o '"step":[0-9]*,"saved_step":20' "$dir/late/log.jsonl")"
-    rm -rf "$dir/late" "$dir/now"
+    start "$ranks" "$dir/soon" --save-every 30 && finish
+    at=$(sed -nE 's/.*"event":"save","step":([0-9]+),"saved_step":30,.*/\1/p' "$dir/soon/log.jsonl")
+    [ "${at:-0}" -ge 30 ] && [ "${at:-0}" -lt 60 ]
+    verdict $? "$ranks ranks: the checkpoint of step 30 is there after step $at, not with that of step 60"
+    rm -rf "$dir/late" "$dir/now" "$dir/soon"
 done
+if [ $only_late -eq 1 ]; then
+    echo "$passed passed, $failed failed"
+    [ $failed -eq 0 ]
+    exit
+fi
 
 # ----------------------------------------------------------------------------
 # Kills. Half of them at the k-th call that saving makes, half at any time; of one rank or of the whole job.
@@ -145,7 +158,7 @@ for ranks in "${sizes[@]}"; do
                 if [ ${#members[@]} -gt 0 ] && [ $one -eq 1 ]; then
                     kill -9 "${members[which % ${#members[@]}]}" 2>/dev/null && touch "$dir/mark"
                 elif [ ${#members[@]} -gt 0 ]; then
-                    kill -9 $(family "$job" | tail -n +2) 2>/dev/null && touch "$dir/mark" && whole=$((whole + 1))
+                    kill -9 $(family "$job" | tail -n +3) 2>/dev/null && touch "$dir/mark" && whole=$((whole + 1))
                 fi
             fi
             finish

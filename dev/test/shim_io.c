@@ -5,7 +5,7 @@
 //   SHIM_AT     the k-th such call fails (from 1)
 //   SHIM_ALL    if set, so do all after it
 //   SHIM_ERROR  number of the error; "short" makes write and pread move half of the bytes; statvfs then tells 0 bytes free;
-//               "slow" makes the call take 0.4 s longer, and nothing else; "kill" kills the process before the call
+//               "slow" makes the call take 0.4 s longer, and nothing else; "hang" a minute; "kill" kills the process before the call
 //   SHIM_NO_EXCHANGE  if set, renameat2 always fails with EINVAL, as where a file system cannot exchange names
 //   SHIM_MARK   a file that is created when the fault happens
 //   SHIM_LOG    a file that gets a line "CALL LAST-PART-OF-PATH" for each fsync, rename and rmdir on such a path
@@ -47,8 +47,8 @@ static bool shim_fails(const char *call, const char *path, bool *half) {
         if (fd >= 0) syscall(SYS_close, (int)fd);
     }
     if (strcmp(error, "kill") == 0) kill(getpid(), SIGKILL);
-    if (strcmp(error, "slow") == 0) {
-        const struct timespec pause = {.tv_nsec = 400000000};
+    if (strcmp(error, "slow") == 0 || strcmp(error, "hang") == 0) {
+        const struct timespec pause = {.tv_sec = error[0] == 'h' ? 60 : 0, .tv_nsec = 400000000};
         nanosleep(&pause, NULL);
         return false;
     }
