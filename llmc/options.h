@@ -101,7 +101,7 @@
     S("save")                                                                                                                                      \
     X(AUTO, save_every, "save-every", "1000", 0, 1e12,                                                                                             \
       "checkpoint every N steps and after the last, into --out (0 = off); auto: as often as --mtbf and the cost of a save make best")              \
-    X(REAL, mtbf, "mtbf", "", 0.001, 1e6, "hours from failure to failure of the whole job, for --save-every auto")                                 \
+    X(REAL, mtbf, "mtbf", "", 1e-6, 1e6, "hours from failure to failure of the whole job, for --save-every auto")                                  \
     X(CHOICE, async_save, "async-save", "on", 0, "off|on", "write checkpoints while training goes on (takes memory for a copy of what is saved)")  \
     X(INT, keep, "keep", "2", 1, 1e9, "checkpoints to keep in --out")                                                                              \
     S("debug")                                                                                                                                     \

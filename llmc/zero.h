@@ -179,15 +179,12 @@ static inline int64_t zero_wire_elements_(const Model *model, const Layout *layo
     return largest;
 }
 
-// Elements, padding included, of the units of which this rank alone saves its share, or at least some tensors of it.
+// Elements, padding included, of this rank's shards of the units that it saves: all but a tied embedding's copy on the last stage. (What
+// tensor-parallel ranks hold copies of is saved by one of them and counted for each: norms.)
 static inline int64_t zero_saved_elements_(const Model *model, const Layout *layout, const ZeroRange *range) {
     int64_t elements = 0;
-    if (layout->replica != 0) return 0;
-    for (int i = 0, unit = -1; i < model->count; i++) {
-        const Tensor *t = &model->tensors[i];
-        if (t->unit == unit || !layout_part(layout, t).counts) continue;
-        unit = t->unit;
-        elements += range[unit].count / layout->shards;
+    for (int u = 0; layout->replica == 0 && u < model->units; u++) {
+        if (u > 0 || layout_has_embedding(layout)) elements += range[u].count / layout->shards;
     }
     return elements;
 }

@@ -115,10 +115,15 @@ for ranks in "${sizes[@]}"; do
     grep '"saved_step":20,' "$dir/late/log.jsonl" | grep -v '"step":20,' >/dev/null
     verdict $? "$ranks ranks: steps were done before the file of step 20 was: $(grep -o '"step":[0-9]*,"saved_step":20' "$dir/late/log.jsonl")"
     start "$ranks" "$dir/soon" --save-every 30 && finish
+    ! grep -q 'a save costs' "$dir/stdout" || bad "advice that nobody asked for"
     at=$(sed -nE 's/.*"event":"save","step":([0-9]+),"saved_step":30,.*/\1/p' "$dir/soon/log.jsonl")
     [ "${at:-0}" -ge 30 ] && [ "${at:-0}" -lt 60 ]
     verdict $? "$ranks ranks: the checkpoint of step 30 is there after step $at, not with that of step 60"
-    rm -rf "$dir/late" "$dir/now" "$dir/soon"
+    start "$ranks" "$dir/auto" --save-every auto --mtbf 0.00002 --keep 100 && finish
+    saves=$(grep -o '"saved_step":[0-9]*' "$dir/auto/log.jsonl" | sed 's/.*://' | tr '\n' ' ')
+    [ $status -eq 0 ] && [[ "$saves" =~ ^10\ .*60\ $ ]] && grep -q '^a save costs .* loses the least$' "$dir/stdout" && [ "$(facts "$dir/auto")" = "$(facts "$dir/whole_$ranks")" ]
+    verdict $? "$ranks ranks, --save-every auto --mtbf 0.00002: after steps $saves: exit $status"
+    rm -rf "$dir/late" "$dir/now" "$dir/soon" "$dir/auto"
 done
 if [ $only_late -eq 1 ]; then
     echo "$passed passed, $failed failed"
