@@ -63,6 +63,7 @@ help:
 	@echo "make fuzzers      build/fuzz_* (clang)"
 	@echo "make schedules    docs/schedule_*.svg: timelines of the pipeline schedules"
 	@echo "make crash        kills jobs, fails their disks, damages their checkpoints, hundreds of times"
+	@echo "make layouts-full every legal layout of 1, 2, 4 and 8 ranks against one rank (hours)"
 	@echo "make mutants      one-line faults, each of which must make a test fail"
 	@echo "make headers      every header compiles alone; make CC=clang syntax: warnings of another compiler"
 	@echo "make format       clang-format over the sources"
@@ -100,13 +101,20 @@ $(BUILD)/shim_io.so: dev/test/shim_io.c Makefile
 	@mkdir -p $(BUILD)
 	$(CC) -std=c11 -D_GNU_SOURCE $(WARN) -O1 -g -shared -fPIC $< -o $@ -ldl
 $(BUILD)/test_checkpoint $(BUILD)/test_checkpoint_asan: | $(BUILD)/shim_io.so
+$(BUILD)/test_layouts $(BUILD)/test_layouts_asan: train_gpt.c
 $(BUILD)/bench_%: dev/bench/bench_%.c $(HEADERS) Makefile
 	@mkdir -p $(BUILD)
 	$(COMPILE) $< -o $@ $(LIBS)
 $(BUILD)/make_tokens: dev/bench/make_tokens.c $(HEADERS) Makefile
 	@mkdir -p $(BUILD)
 	$(COMPILE) $< -o $@ $(LIBS)
-$(BUILD)/compare_grads: dev/test/compare_grads.c $(HEADERS) Makefile
+$(BUILD)/compare_%: dev/test/compare_%.c $(HEADERS) Makefile
+	@mkdir -p $(BUILD)
+	$(COMPILE) $< -o $@ $(LIBS)
+$(BUILD)/peak_memory: dev/test/peak_memory.c $(HEADERS) Makefile
+	@mkdir -p $(BUILD)
+	$(COMPILE) $< -o $@ $(LIBS)
+$(BUILD)/resave: dev/test/resave.c train_gpt.c $(HEADERS) Makefile
 	@mkdir -p $(BUILD)
 	$(COMPILE) $< -o $@ $(LIBS)
 $(BUILD)/plot_schedule: dev/plot_schedule.c $(HEADERS) Makefile
@@ -153,6 +161,10 @@ bench: train_gpt
 crash: train_gpt
 	dev/test/crash.sh --long
 
+# Every legal layout on 1 to 8 ranks; the covering lists, dev/test/layouts.sh alone, are part of scripts/test.sh.
+layouts-full: $(BUILD)/test_layouts
+	dev/test/layouts.sh --full
+
 # One-line faults, each of which must make its test fail (dev/mutants).
 mutants:
 	python3 dev/mutants/run.py
@@ -160,4 +172,4 @@ mutants:
 clean:
 	rm -rf $(BUILD) train_gpt train_gpt_asan tokenize tokenize_asan test_gpt test_gpt_asan
 
-.PHONY: all help banner headers syntax $(SYNTAX) format unit unit-asan fuzzers schedules bench crash mutants clean
+.PHONY: all help banner headers syntax $(SYNTAX) format unit unit-asan fuzzers schedules bench crash layouts-full mutants clean

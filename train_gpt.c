@@ -761,13 +761,14 @@ typedef struct {
     bool has_tokenizer; // the token files name one that is built in
     Trainer trainer;
     Monitor monitor;
-    int lock;                    // of --out; -1 without
-    int64_t step;                // done
-    int64_t first_step;          // done before this process began
-    size_t resident_start_bytes; // of the process, everything allocated and no step done
-    bool traced;                 // the trace is written
-    int64_t tokens;              // trained on
-    int64_t skipped;             // steps in a row whose loss or norm was not finite
+    int lock;                        // of --out; -1 without
+    int64_t step;                    // done
+    int64_t first_step;              // done before this process began
+    size_t resident_start_bytes;     // of the process, everything allocated and no step done
+    bool traced;                     // the trace is written
+    CommCount step_comm[COMM_KINDS]; // what this rank communicated in training steps
+    int64_t tokens;                  // trained on
+    int64_t skipped;                 // steps in a row whose loss or norm was not finite
     bool resumed;
     LoaderPosition start; // where the training data goes on
     int64_t *sample_ids;  // (global batch) of --log-samples
@@ -1366,6 +1367,7 @@ static void record_end(Run *run, bool finished) {
     size_t now_bytes;
     monitor_resident(&now_bytes, &own.resident_peak_bytes);
     memcpy(own.comm, run->comm->counts, sizeof own.comm);
+    memcpy(own.step_comm, run->step_comm, sizeof own.step_comm);
     MonitorRank *ranks = base_new((size_t)size, sizeof *ranks);
     comm_all_gather(run->comm->world, ranks, &own, (int64_t)sizeof own, COMM_BYTE);
     if (is_first(run)) {
@@ -1382,6 +1384,14 @@ static void say_interval(Run *run) {
     if (!is_first(run) || saving->interval_steps == 0) return;
     monitor_say(&run->monitor, "a save costs %.3g s of training; at a failure every %.3g hours one every %lld step%s (%.3g s) loses the least",
                 saving->price_s, run->options.mtbf, (long long)saving->interval_steps, saving->interval_steps == 1 ? "" : "s", saving->interval_s);
+}
+
+// Before (-1) and after (1) a step: what it communicated is the difference.
+static void count_step(Run *run, int sign) {
+    for (int kind = 0; kind < COMM_KINDS; kind++) {
+        run->step_comm[kind].calls += sign * run->comm->counts[kind].calls;
+        run->step_comm[kind].bytes += sign * run->comm->counts[kind].bytes;
+    }
 }
 
 // Writes the trace once its steps are over, or what there is of it when the run ends before.
@@ -1514,12 +1524,14 @@ int main(int argc, char **argv) {
         trace_end(&t->trace);
         if (batch->valid_global == 0 && is_first(&run))
             monitor_say(&run.monitor, "step %lld: no token of this batch has a target", (long long)step);
+        count_step(&run, -1);
         step_begin(t, step);
         accumulate_gradients(t, batch);
-        if (step == 1) dump_gradients(&run);
         const StepState result = step_end(t);
         int64_t tokens = batch->tokens;
         stop = agree_on_stop(&run, o->out, &tokens);
+        count_step(&run, 1);
+        if (step == 1) dump_gradients(&run); // the update has left them as they were
         record_step(&run, batch, &result, tokens, clock_ms() - started);
         write_trace(&run, stop != NULL);
 

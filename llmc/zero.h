@@ -73,6 +73,7 @@ typedef struct {
     ZeroConfig config;
     int64_t *offset;                            // (tensors) first element of a tensor in a whole arena; -1: another rank's
     ZeroRange *range;                           // (units)
+    int *unit_tensor;                           // (units + 1) first tensor of a unit in the table
     int64_t elements;                           // of a whole arena; that of an arena of shards is elements/D
     Part *part;                                 // (tensors)
     Segment *segments, *counted;                // of this rank's parts, device memory; begin counts from the part
@@ -267,10 +268,8 @@ static inline ZeroPiece zero_piece(const Zero *zero, int tensor) {
 // Fills the pointers of a unit's tensors in memory that holds the whole unit.
 static inline void zero_point_(const Zero *zero, int unit, Buffer base, Buffer kinds[TENSOR_KINDS]) {
     memset(kinds, 0, TENSOR_KINDS * sizeof *kinds);
-    for (int i = 0; i < zero->model->count; i++) {
-        const Tensor *tensor = &zero->model->tensors[i];
-        if (tensor->unit != unit || zero->offset[i] < 0) continue;
-        kinds[tensor->kind] = buffer_at(base, zero->offset[i] - zero->range[unit].begin);
+    for (int i = zero->unit_tensor[unit]; i < zero->unit_tensor[unit + 1] && zero->offset[i] >= 0; i++) {
+        kinds[zero->model->tensors[i].kind] = buffer_at(base, zero->offset[i] - zero->range[unit].begin);
     }
 }
 
@@ -376,6 +375,8 @@ static inline Zero zero_create(Device *device, Comm *comm, CommGroup **groups, c
     zero.range = base_new(units, sizeof *zero.range);
     zero.part = base_new(tensors, sizeof *zero.part);
     for (int i = 0; i < model->count; i++) zero.part[i] = layout_part(layout, &model->tensors[i]);
+    zero.unit_tensor = base_new(units + 1, sizeof *zero.unit_tensor);
+    for (int i = 0; i < model->count; i++) zero.unit_tensor[model->tensors[i].unit + 1] = i + 1;
     zero.elements = zero_layout(model, layout, zero.offset, zero.range);
     zero_create_segments_(&zero);
     zero_create_buffers_(&zero);
@@ -406,6 +407,7 @@ static inline void zero_free(Zero *zero) {
     free(zero->counted_first);
     free(zero->offset);
     free(zero->range);
+    free(zero->unit_tensor);
     free(zero->part);
     free(zero->buckets);
     free(zero->bucket_of);

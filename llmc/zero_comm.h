@@ -180,16 +180,17 @@ static inline void zero_gradients(Zero *zero, int unit, Buffer grads[TENSOR_KIND
 
 // Sums the gradients of parameters that tensor-parallel ranks hold copies of, where each has seen only its tokens or heads.
 static inline void zero_sum_copies_(Zero *zero, int unit) {
-    const Model *model = zero->model;
+    const Tensor *tensors = zero->model->tensors;
+    const int end = zero->unit_tensor[unit + 1];
     CommHandle handles[TENSOR_KINDS];
     int count = 0;
     const Buffer base = zero_gradient_base_(zero, unit);
-    for (int i = 0; i < model->count; i++) {
+    for (int i = zero->unit_tensor[unit]; i < end; i++) {
         const GradientSum sum = zero->part[i].sum;
-        if (model->tensors[i].unit != unit || zero->offset[i] < 0 || sum == GRADIENT_WHOLE) continue;
+        if (sum == GRADIENT_WHOLE) continue;
         const int first = i;
         int64_t elements = zero->part[i].elements;
-        while (i + 1 < model->count && model->tensors[i + 1].joined && model->tensors[i + 1].unit == unit && zero->part[i + 1].sum == sum) {
+        while (i + 1 < end && tensors[i + 1].joined && zero->part[i + 1].sum == sum) {
             elements += zero->part[++i].elements;
         }
         CommGroup *group = zero->groups[sum == GRADIENT_SUM_TP ? LAYOUT_TP : LAYOUT_KV];

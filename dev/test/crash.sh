@@ -7,7 +7,7 @@
 # written while training goes on hold what they should
 set -uo pipefail
 cd "$(dirname "$0")/../.."
-train=${TRAIN:-./train_gpt}
+source dev/test/common.sh
 kills=8 faults=7 flips=20 seed=1 long=0 only_late=0
 while [ $# -gt 0 ]; do
     case $1 in
@@ -23,17 +23,11 @@ make -s build/make_tokens build/shim_io.so "${train#./}" || exit 1
 # In memory where there is room: syncs of a busy disk prove nothing about processes.
 where=/tmp
 [ "$(df --output=avail -k /dev/shm 2>/dev/null | tail -1)" -gt 500000 ] 2>/dev/null && where=/dev/shm
-dir=$(mktemp -d "$where/crash.XXXXXX")
+rmdir "$dir" && dir=$(mktemp -d "$where/crash.XXXXXX")
 job=
 trap 'end_job; rm -rf "$dir"' EXIT
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_mpi_yield_when_idle=1
-export OMPI_MCA_btl=self,vader OMPI_MCA_btl_vader_single_copy_mechanism=none OMP_WAIT_POLICY=passive OMP_NUM_THREADS=1
 # what killed jobs leave goes with the directory
 export OMPI_MCA_orte_tmpdir_base=$dir OMPI_MCA_btl_vader_backing_directory=$dir OMPI_MCA_osc_sm_backing_directory=$dir
-passed=0 failed=0
-ok() { passed=$((passed + 1)) && echo "  ok: $1"; }
-bad() { failed=$((failed + 1)) && echo "FAILED: $1"; }
-verdict() { if [ "$1" -eq 0 ]; then ok "$2"; else bad "$2"; fi; }
 
 sizes=(1)
 command -v mpirun >/dev/null && make -s -n banner | grep -q 'MPI yes' && sizes=(1 4)
@@ -77,7 +71,6 @@ end_job() {
 }
 ranks_of() { local pid; for pid in $(family "$job"); do [ "$(cat "/proc/$pid/comm" 2>/dev/null)" = "$(basename "$train")" ] && echo "$pid"; done; }
 
-facts() { grep '"loss":' "$1/log.jsonl" | sed -E 's/"ms":[^,]*,"tok_per_s":[^,]*,"mfu":[^,}]*//'; }
 newest() { ls -d "$1"/step_???????? 2>/dev/null | sed 's/.*_0*//' | sort -n | tail -1; }
 told() { grep -o '"saved_step":[0-9]*' "$1/log.jsonl" 2>/dev/null | sed 's/.*://' | tail -1; }
 # The run in OUT is finished, and has the bits of the reference of as many ranks.
@@ -126,8 +119,7 @@ for ranks in "${sizes[@]}"; do
     rm -rf "$dir/late" "$dir/now" "$dir/soon" "$dir/auto"
 done
 if [ $only_late -eq 1 ]; then
-    echo "$passed passed, $failed failed"
-    [ $failed -eq 0 ]
+    tally
     exit
 fi
 
@@ -291,5 +283,4 @@ for ranks in "${sizes[@]}"; do
     rm -rf "$dir/mended"
 done
 
-echo "$passed passed, $failed failed"
-[ $failed -eq 0 ] && [ $passed -gt 0 ]
+tally

@@ -3,16 +3,9 @@
 # layout, and goes on where it was after a resume in another layout, across files and epochs.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
-train=${TRAIN:-./train_gpt}
-command -v mpirun >/dev/null && make -s -n banner | grep -q 'MPI yes' || { echo "no MPI: one rank only"; exit 77; }
+source dev/test/common.sh
+need_ranks
 make -s build/make_tokens "${train#./}" || exit 1
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_mpi_yield_when_idle=1
-export OMPI_MCA_btl=self,vader OMPI_MCA_btl_vader_single_copy_mechanism=none OMP_WAIT_POLICY=passive OMP_NUM_THREADS=1
-passed=0 failed=0
-ok() { passed=$((passed + 1)) && echo "  ok: $1"; }
-bad() { failed=$((failed + 1)) && echo "FAILED: $1"; }
 
 # 33 windows of 32 tokens in three files; 14 steps of 8 are more than three epochs, the ends of which lie within steps
 for i in 1 2 3; do build/make_tokens "$dir/train_$i.bin" $((380 + i)) 300 "$i" || exit 1; done
@@ -22,11 +15,10 @@ steps=14
 
 # run RANKS OUT FLAG...
 run() {
-    local ranks=$1 out=$2 launch=()
+    local count=$1 out=$2
     shift 2
-    [ "$ranks" -eq 1 ] || launch=(mpirun -np "$ranks" --bind-to none)
-    timeout --kill-after=5 120 "${launch[@]}" "$train" "${common[@]}" --steps $steps --out "$out" "$@" >"$dir/stdout" 2>"$dir/stderr" </dev/null && return 0
-    bad "$ranks ranks $*: exit $?: $(tail -1 "$dir/stderr")"
+    ranks "$count" "$train" "${common[@]}" --steps $steps --out "$out" "$@" && return 0
+    bad "$count ranks $*: exit $?: $(tail -1 "$dir/stderr")"
     return 1
 }
 stream() { sed -nE 's/^\{"step":([0-9]+),.*"samples":\[([^]]*)\].*/\1: \2/p' "$1/log.jsonl"; }
@@ -72,5 +64,4 @@ first=$(echo "$ids" | head -33) second=$(echo "$ids" | head -66 | tail -33)
 [ "$(echo "$first" | sort -n)" = "$(seq 0 32)" ] && [ "$(echo "$second" | sort -n)" = "$(seq 0 32)" ] && [ "$first" != "$second" ] &&
     ok "shuffled: each epoch has every window once, in an order of its own" || bad "shuffled: $(echo "$ids" | head -40 | tr '\n' ' ')"
 
-echo "$passed passed, $failed failed"
-[ $failed -eq 0 ] && [ $passed -gt 0 ]
+tally
