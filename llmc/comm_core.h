@@ -59,8 +59,9 @@ typedef struct {
 
 // What a rank shows the others of its host about itself.
 typedef struct {
-    alignas(64) _Atomic uint64_t beats; // grows as long as the process runs, whatever its main thread does; COMM_LEFT: it has finished
+    alignas(64) _Atomic uint64_t beats; // grows as long as the process runs, whatever its main thread does; COMM_LEFT: it ends in order
     alignas(64) _Atomic uint64_t signs; // signs of life of the main thread
+    _Atomic int64_t pid;
     _Atomic int64_t step;
     _Atomic bool waiting;      // the main thread is in comm_wait, with nothing to do
     _Atomic uint64_t phase[8]; // text
@@ -125,6 +126,7 @@ typedef struct {
     double silent_ms;      // since beats grew
     double quiet_ms;       // since signs grew
     double waited_ms;      // the part of it at the end in which the main thread waited
+    bool exists;           // a process with its pid was seen at the beginning (not where ranks have their own name spaces)
 } CommSeen;
 
 typedef struct {
@@ -132,7 +134,8 @@ typedef struct {
     pthread_t thread;
     CommPulse *pulse; // of this rank: `alone`, or in memory that the ranks of the host share
     CommPulse alone;
-    CommSeen *seen; // (local_size)
+    CommSeen *seen;    // (local_size)
+    CommPulse **leave; // (1) where exit() tells that this process ends in order; holds NULL after comm_finish
     _Atomic bool stop;
     _Atomic int64_t limit_ms;         // of the main thread; 0: no limit
     _Atomic int64_t silence_ms;       // of a process, and of all main threads together; 0: no limit
@@ -184,6 +187,7 @@ static inline void comm_abort(Comm *comm, int code, const char *format, ...) {
     va_end(arguments);
     fprintf(stderr, "train_gpt: rank %d on %s: %s\n", comm->rank, comm->host, text); // one write, so that ranks do not mix
     fflush(stderr);
+    atomic_store(&comm->watch.pulse->beats, COMM_LEFT); // others have nothing to add
 #ifdef USE_MPI
     if (comm->mpi) {
         signal(SIGALRM, SIG_DFL);
@@ -206,13 +210,14 @@ static inline void comm_check_(Comm *comm, int result, const char *what) {
 
 // ----------------------------------------------------------------------------
 // Watchdog: a thread on every rank of a job. It looks for
-//   a process of this host that does not run (stopped, frozen, dead): its beats are missing, whatever this rank is doing;
+//   a process of this host that has died without exit() or does not run (stopped, frozen): it is gone, its beats are missing;
 //   a job in which all ranks wait, each for another: seen when all are on this host;
 //   a main thread without a sign of life, in a computation or in waiting: its own.
-// The first two need little patience (COMM_SILENCE_MS): no healthy rank looks like that, however long it computes, saves or verifies. The
-// third is comm_watchdog's limit. Time is counted while this process runs: a job that was suspended as a whole goes on when it is woken.
+// The first two do not depend on what the ranks are doing, and need little patience (COMM_SILENCE_MS): no healthy rank looks like that, however
+// long it computes, saves or verifies. The third is comm_watchdog's limit. Time is counted while this process runs: a job that was suspended as a
+// whole goes on when it is woken.
 
-enum { COMM_NAP_MS = 100, COMM_SILENCE_MS = 20000 };
+enum { COMM_NAP_MS = 50, COMM_GONE_MS = 200, COMM_SILENCE_MS = 20000 };
 
 static inline void comm_alive_(Comm *comm) {
     _Atomic uint64_t *signs = &comm->watch.pulse->signs; // only this thread writes it
@@ -252,10 +257,23 @@ static inline void comm_give_up_(Comm *comm, const char *prefix, double quiet_ms
     comm_abort(comm, CODE_COMM, "%s: %sno progress in %s for %.1f s%s", comm_place_(watch->pulse, place), prefix, what, quiet_ms * 1e-3, who);
 }
 
+// Ends the job because of the process of rank `local_rank` of this host.
+static inline void comm_lost_(Comm *comm, int local_rank, const char *what, double silent_ms) {
+    char here[128], there[128];
+    int rank = 0;
+    while (comm->local_of[rank] != local_rank) rank++;
+    comm_abort(comm, CODE_COMM, "%s: rank %d on %s %s: no sign of its process for %.1f s, since %s", comm_place_(comm->watch.pulse, here), rank,
+               comm->host, what, silent_ms * 1e-3, comm_place_(comm->pulses[local_rank], there));
+}
+
+static inline bool comm_exists_(const CommPulse *pulse) {
+    return kill((pid_t)atomic_load_explicit(&pulse->pid, memory_order_relaxed), 0) == 0 || errno == EPERM;
+}
+
 static inline void comm_look_(Comm *comm, double elapsed_ms) {
     CommWatch *watch = &comm->watch;
     const double silence_ms = (double)atomic_load(&watch->silence_ms), limit_ms = (double)atomic_load(&watch->limit_ms);
-    const double patience_ms = silence_ms + 200 * (comm->local_rank < 10 ? comm->local_rank : 10); // of ranks that see the same, one tells
+    const double turn_ms = 50 * (comm->local_rank < 8 ? comm->local_rank : 8); // of ranks that see the same, one tells
     bool all_wait = comm->size > 1 && comm->local_size == comm->size && silence_ms > 0;
     for (int k = 0; k < comm->local_size; k++) {
         const bool own = k == comm->local_rank;
@@ -272,13 +290,13 @@ static inline void comm_look_(Comm *comm, double elapsed_ms) {
         seen->quiet_ms = quiet ? seen->quiet_ms + elapsed_ms : 0;
         seen->waited_ms = quiet && atomic_load_explicit(&pulse->waiting, memory_order_relaxed) ? seen->waited_ms + elapsed_ms : 0;
         seen->beats = beats, seen->signs = signs;
-        all_wait = all_wait && seen->waited_ms > patience_ms;
-        if (own || silence_ms == 0 || seen->silent_ms <= patience_ms) continue;
-        char here[128], there[128];
-        int rank = 0;
-        while (comm->local_of[rank] != k) rank++;
-        comm_abort(comm, CODE_COMM, "%s: rank %d on %s is stopped, frozen or dead: no sign of its process for %.1f s, since %s",
-                   comm_place_(watch->pulse, here), rank, comm->host, seen->silent_ms * 1e-3, comm_place_(pulse, there));
+        all_wait = all_wait && seen->waited_ms > silence_ms + turn_ms;
+        if (own || silence_ms == 0 || beats == COMM_LEFT) continue;
+        const bool gone = silent && seen->exists && !comm_exists_(pulse);
+        if (gone && seen->silent_ms > COMM_GONE_MS + turn_ms && atomic_load(&pulse->beats) != COMM_LEFT) { // it may have told its end meanwhile
+            comm_lost_(comm, k, "has died", seen->silent_ms);
+        }
+        if (seen->silent_ms > silence_ms + turn_ms) comm_lost_(comm, k, "is stopped, frozen or dead", seen->silent_ms);
     }
     const CommSeen *own = &watch->seen[comm->local_rank];
     if (all_wait) comm_give_up_(comm, "all ranks wait: ", own->waited_ms);
@@ -295,15 +313,22 @@ static inline void *comm_watch_(void *argument) {
         atomic_fetch_add_explicit(&watch->pulse->beats, 1, memory_order_relaxed);
         const double now_ms = clock_ms(), elapsed_ms = now_ms - before_ms;
         before_ms = now_ms;
-        if (!atomic_load(&watch->stop)) comm_look_(comm, elapsed_ms < 5 * COMM_NAP_MS ? elapsed_ms : 5 * COMM_NAP_MS);
+        if (!atomic_load(&watch->stop)) comm_look_(comm, elapsed_ms < 10 * COMM_NAP_MS ? elapsed_ms : 10 * COMM_NAP_MS);
     }
     return NULL;
+}
+
+static inline void comm_leave_(int status, void *leave) {
+    (void)status;
+    CommPulse *pulse = *(CommPulse **)leave;
+    if (pulse != NULL) atomic_store(&pulse->beats, COMM_LEFT);
 }
 
 // Starts the watchdog's thread. Processes are looked after from now on; the main thread when comm_watchdog says for how long.
 static inline void comm_watch_start_(Comm *comm) {
     if (comm->watch.running) return;
     comm->watch.seen = base_new((size_t)comm->local_size, sizeof *comm->watch.seen);
+    for (int k = 0; k < comm->local_size && comm->pulses != NULL; k++) comm->watch.seen[k].exists = comm_exists_(comm->pulses[k]);
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before); // signals are the main thread's
@@ -328,6 +353,7 @@ static inline void comm_watchdog_stop_(Comm *comm) {
     atomic_store(&comm->watch.stop, true);
     pthread_join(comm->watch.thread, NULL);
     atomic_store(&comm->watch.pulse->beats, COMM_LEFT);
+    if (comm->watch.leave != NULL) *comm->watch.leave = NULL;
     free(comm->watch.seen);
     comm->watch.running = false;
 }

@@ -2,6 +2,7 @@
 // dev/test/comm.sh, which also calls the forms that must end the job: test_comm kill|stall|lone|compute|ring|die|changed|leak|hold FILE
 #include "llmc/comm.h"
 #include "dev/test/test.h"
+#include "llmc/signals.h"
 
 static uint64_t mix(uint64_t x) {
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -284,6 +285,8 @@ static int ill(Comm *comm, const char *form, const char *file) {
 }
 
 int main(int argc, char **argv) {
+    Error error = {0};
+    if (!signals_block(&error)) die_error(&error); // as in the trainer: a launcher's SIGTERM leaves time to tell what was seen
     Comm *comm = comm_init(&argc, &argv);
     const bool little = argc > 1 && strcmp(argv[1], "small") == 0; // shared memory that holds one of two buffers
     if (argc > 1 && !little) return ill(comm, argv[1], argv[argc - 1]);
