@@ -104,6 +104,9 @@ $(BUILD)/make_tokens: dev/bench/make_tokens.c $(HEADERS) Makefile
 $(BUILD)/compare_grads: dev/test/compare_grads.c $(HEADERS) Makefile
 	@mkdir -p $(BUILD)
 	$(COMPILE) $< -o $@ $(LIBS)
+$(BUILD)/tokenizer_ids: dev/test/tokenizer_ids.c $(HEADERS) Makefile
+	@mkdir -p $(BUILD)
+	$(COMPILE) $< -o $@ $(LIBS)
 $(BUILD)/plot_schedule: dev/plot_schedule.c $(HEADERS) Makefile
 	@mkdir -p $(BUILD)
 	$(COMPILE) $< -o $@ $(LIBS)
