@@ -87,6 +87,11 @@ static inline void tokenizer_encode(Tokenizer *tokenizer, const char *text, int6
     free(begin);
 }
 
+// The last place in (0, bytes) where the text may be cut and each part encoded alone with the same result; 0: none.
+static inline int64_t tokenizer_cut(const Tokenizer *tokenizer, const char *text, int64_t bytes) {
+    return tokenizer->kind == TOKENIZER_BPE ? bpe_cut(tokenizer->bpe, text, bytes) : bytes - 1;
+}
+
 // The text of one id, not terminated, until the next call. It may end inside a UTF-8 sequence. Ids outside the vocabulary, which a model with
 // padded rows may produce, become U+FFFD.
 static inline const char *tokenizer_decode(Tokenizer *tokenizer, int32_t id, int64_t *bytes) {

@@ -42,7 +42,7 @@ typedef struct {
     int64_t added_count, added_first[257];
     Unicode *unicode;
     BpePattern pattern;
-    bool prefix_space;  // text that does not begin with a space gets one
+    bool prefix_space; // text that does not begin with a space gets one
     bool nfc;
     bool ignore_merges; // a word that is in the vocabulary is that token
     bool added_newline; // an added token contains a newline

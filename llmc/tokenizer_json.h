@@ -71,8 +71,9 @@ static inline bool bpe_add_(Bpe *bpe, const json_t *entry, const json_t *vocab, 
     const json_t *known = json_object_get(vocab, text);
     const int64_t wanted = known != NULL ? json_integer_value(known) : bpe->vocab;
     if (json_integer_value(id) != wanted) {
-        return fail(error, CODE_INPUT, "%.300s: added_tokens: '%.60s': got id %lld, wanted %lld (%s)", name, text, (long long)json_integer_value(id),
-                    (long long)wanted, known != NULL ? "as in the vocabulary" : "the next one: ids are numbered without gaps");
+        return fail(error, CODE_INPUT, "%.300s: added_tokens: '%.60s': got id %lld, wanted %lld (%s)", name, text,
+                    (long long)json_integer_value(id), (long long)wanted,
+                    known != NULL ? "as in the vocabulary" : "the next one: ids are numbered without gaps");
     }
     if (known == NULL) written[bpe->vocab++] = text;
     BpeAdded *added = &bpe->added[bpe->added_count++];
@@ -161,8 +162,8 @@ static inline bool bpe_texts_(Bpe *bpe, const char **written, int64_t model, con
 // Merges
 
 // Merge number `rank` of two texts; `joined` is scratch for them. A pair that comes again takes its last rank, as in the library.
-static inline bool bpe_merge_(Bpe *bpe, const json_t *vocab, const char *left, size_t left_bytes, const char *right, size_t right_bytes, int64_t rank,
-                              char *joined, const char *name, Error *error) {
+static inline bool bpe_merge_(Bpe *bpe, const json_t *vocab, const char *left, size_t left_bytes, const char *right, size_t right_bytes,
+                              int64_t rank, char *joined, const char *name, Error *error) {
     int32_t ids[3];
     for (int i = 0; i < 3; i++) { // left, right, both
         size_t length = 0;
@@ -170,7 +171,8 @@ static inline bool bpe_merge_(Bpe *bpe, const json_t *vocab, const char *left, s
         if (i != 0) memcpy(joined + length, right, right_bytes), length += right_bytes;
         joined[length] = '\0';
         const json_t *id = json_object_get(vocab, joined);
-        if (id == NULL) return fail(error, CODE_INPUT, "%.300s: merges: number %lld: '%.60s' is not in the vocabulary", name, (long long)rank, joined);
+        if (id == NULL)
+            return fail(error, CODE_INPUT, "%.300s: merges: number %lld: '%.60s' is not in the vocabulary", name, (long long)rank, joined);
         ids[i] = (int32_t)json_integer_value(id);
     }
     BpeMerge *place = (BpeMerge *)bpe_merge_of(bpe, ids[0], ids[1]);
@@ -235,7 +237,8 @@ static inline bool bpe_normalizer_(Bpe *bpe, const json_t *normalizer, const cha
         return json_is_array(list) || fail(error, CODE_INPUT, "%.300s: normalizer: Sequence without normalizers", name);
     }
     if (normalizer == NULL || json_is_null(normalizer)) return true;
-    if (!bpe_is_(normalizer, "NFC")) return fail(error, CODE_INPUT, "%.300s: normalizer: got '%.60s', wanted none or NFC", name, bpe_type_(normalizer));
+    if (!bpe_is_(normalizer, "NFC"))
+        return fail(error, CODE_INPUT, "%.300s: normalizer: got '%.60s', wanted none or NFC", name, bpe_type_(normalizer));
     bpe->nfc = true;
     return true;
 }
@@ -258,8 +261,8 @@ static inline bool bpe_pattern_(Bpe *bpe, const json_t *split, const char *name,
     for (int i = 0; i < 3; i++) {
         if (strcmp(text, known[i].text) == 0) return bpe->pattern = known[i].pattern, true;
     }
-    return fail(error, CODE_INPUT, "%.300s: pre_tokenizer: Split: the pattern '%.150s' is not built in, wanted that of GPT-2, Llama 3 or Qwen 2", name,
-                text);
+    return fail(error, CODE_INPUT, "%.300s: pre_tokenizer: Split: the pattern '%.150s' is not built in, wanted that of GPT-2, Llama 3 or Qwen 2",
+                name, text);
 }
 
 static inline bool bpe_pre_tokenizer_(Bpe *bpe, const json_t *pre, const char *name, Error *error) {
@@ -289,7 +292,8 @@ static inline bool bpe_model_(Bpe *bpe, const json_t *root, const char *name, Er
     const json_t *model = json_object_get(root, "model");
     if (!json_is_object(model)) return fail(error, CODE_INPUT, "%.300s: no model: not a tokenizer.json", name);
     if (json_object_get(model, "type") != NULL && !bpe_is_(model, "BPE")) {
-        return fail(error, CODE_INPUT, "%.300s: model: got '%.60s', wanted BPE (byte-level, as GPT-2, Llama 3 and Qwen have)", name, bpe_type_(model));
+        return fail(error, CODE_INPUT, "%.300s: model: got '%.60s', wanted BPE (byte-level, as GPT-2, Llama 3 and Qwen have)", name,
+                    bpe_type_(model));
     }
     static const char *const unused[] = {"continuing_subword_prefix", "end_of_word_suffix", "dropout"};
     for (int i = 0; i < 3; i++) {
@@ -297,8 +301,10 @@ static inline bool bpe_model_(Bpe *bpe, const json_t *root, const char *name, Er
         if (!bpe_unused_(value) && !(json_is_number(value) && json_number_value(value) == 0))
             return fail(error, CODE_INPUT, "%.300s: model: %s is not built in, wanted none", name, unused[i]);
     }
-    const json_t *vocab = json_object_get(model, "vocab"), *merges = json_object_get(model, "merges"), *added = json_object_get(root, "added_tokens");
-    if (!json_is_object(vocab) || !json_is_array(merges)) return fail(error, CODE_INPUT, "%.300s: model: wanted an object vocab and a list merges", name);
+    const json_t *vocab = json_object_get(model, "vocab"), *merges = json_object_get(model, "merges"),
+                 *added = json_object_get(root, "added_tokens");
+    if (!json_is_object(vocab) || !json_is_array(merges))
+        return fail(error, CODE_INPUT, "%.300s: model: wanted an object vocab and a list merges", name);
     if (!bpe_unused_(added) && !json_is_array(added)) return fail(error, CODE_INPUT, "%.300s: added_tokens: wanted a list", name);
     if (json_object_size(vocab) > BPE_VOCAB_LIMIT || json_array_size(merges) > BPE_VOCAB_LIMIT || json_array_size(added) > BPE_ADDED_LIMIT) {
         return fail(error, CODE_INPUT, "%.300s: got %zu tokens, %zu merges and %zu added tokens, wanted at most %d, %d and %d", name,
@@ -410,7 +416,8 @@ static inline bool bpe_parse_pair(Bpe **out, const char *vocab_text, size_t voca
     json_t *added = eot != NULL ? json_pack("[{s:s, s:O, s:b}]", "content", "<|endoftext|>", "id", eot, "special", 1) : json_array();
     const int64_t count = bpe->vocab = (int64_t)json_object_size(vocab);
     const char **written = base_new((size_t)count + 1, sizeof *written);
-    bool good = count <= BPE_VOCAB_LIMIT || fail(error, CODE_INPUT, "%.300s: %lld tokens, wanted at most %d", vocab_name, (long long)count, BPE_VOCAB_LIMIT);
+    bool good = count <= BPE_VOCAB_LIMIT ||
+                fail(error, CODE_INPUT, "%.300s: %lld tokens, wanted at most %d", vocab_name, (long long)count, BPE_VOCAB_LIMIT);
     good = good && bpe_vocabulary_(vocab, written, vocab_name, error) && bpe_added_(bpe, added, vocab, written, vocab_name, error) &&
            bpe_texts_(bpe, written, count, vocab_name, error) && bpe_merge_lines_(bpe, vocab, merges_text, merges_bytes, merges_name, error);
     free(written);
@@ -459,7 +466,8 @@ static inline bool bpe_open(Bpe **out, const char *path, Error *error) {
         free(text);
         return good;
     }
-    if (snprintf(name, sizeof name, "%s/vocab.json", path) >= (int)sizeof name || snprintf(second, sizeof second, "%s/merges.txt", path) >= (int)sizeof second)
+    if (snprintf(name, sizeof name, "%s/vocab.json", path) >= (int)sizeof name ||
+        snprintf(second, sizeof second, "%s/merges.txt", path) >= (int)sizeof second)
         return fail(error, CODE_INPUT, "%.300s...: the path is too long", path);
     if (access(name, F_OK) != 0 || access(second, F_OK) != 0)
         return fail(error, CODE_INPUT, "%.300s: holds no tokenizer.json, and not both of vocab.json and merges.txt", path);

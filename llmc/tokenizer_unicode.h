@@ -28,9 +28,7 @@ typedef struct {
 } Unicode;
 
 static inline uint64_t unicode_pair_(uint32_t first, uint32_t second) { return (uint64_t)first << 32 | second; }
-static inline uint32_t unicode_hash_(uint64_t key) {
-    return (uint32_t)((key ^ key >> 29) * 0x9E3779B97F4A7C15u >> (64 - UNICODE_SLOT_BITS));
-}
+static inline uint32_t unicode_hash_(uint64_t key) { return (uint32_t)((key ^ key >> 29) * 0x9E3779B97F4A7C15u >> (64 - UNICODE_SLOT_BITS)); }
 
 static inline void unicode_insert_(Unicode *unicode, uint64_t key, uint32_t row) {
     uint32_t at = unicode_hash_(key);
@@ -179,9 +177,7 @@ static inline int unicode_compare_(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-static inline uint8_t unicode_combining_(const Unicode *unicode, uint32_t code) {
-    return code < UNICODE_BYTES ? unicode->combining[code] : 0;
-}
+static inline uint8_t unicode_combining_(const Unicode *unicode, uint32_t code) { return code < UNICODE_BYTES ? unicode->combining[code] : 0; }
 
 // Sorts every run of marks by class, equal ones in their order.
 static inline void unicode_sort_marks_(const Unicode *unicode, UnicodeNfc *nfc) {
