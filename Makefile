@@ -117,6 +117,9 @@ $(BUILD)/peak_memory: dev/test/peak_memory.c $(HEADERS) Makefile
 $(BUILD)/resave: dev/test/resave.c train_gpt.c $(HEADERS) Makefile
 	@mkdir -p $(BUILD)
 	$(COMPILE) $< -o $@ $(LIBS)
+$(BUILD)/tokenizer_ids: dev/test/tokenizer_ids.c $(HEADERS) Makefile
+	@mkdir -p $(BUILD)
+	$(COMPILE) $< -o $@ $(LIBS)
 $(BUILD)/plot_schedule: dev/plot_schedule.c $(HEADERS) Makefile
 	@mkdir -p $(BUILD)
 	$(COMPILE) $< -o $@ $(LIBS)

@@ -24,7 +24,7 @@
 #include "llmc/sampling.h"        // sampling_choose
 #include "llmc/schedule.h"        // Schedule, Action
 #include "llmc/signals.h"         // signals_block, signals_stop_requested
-#include "llmc/tokenizer.h"       // tokenizer_encode, tokenizer_decode
+#include "llmc/tokenizer.h"       // tokenizer_open, tokenizer_encode, tokenizer_decode
 #include "llmc/trace.h"           // Trace, trace_begin
 #include "llmc/zero_comm.h"       // Zero, zero_weights, zero_gradients
 
@@ -758,7 +758,7 @@ typedef struct {
     TokenSet train_set, val_set;
     Loader train, val;
     Tokenizer tokenizer;
-    bool has_tokenizer; // the token files name one that is built in
+    bool has_tokenizer; // --tokenizer, or the token files name one that is there
     Trainer trainer;
     Monitor monitor;
     int lock;                        // of --out; -1 without
@@ -889,39 +889,40 @@ static int32_t next_token(Run *run, const int32_t *context, int64_t count, int64
     return (int32_t)id;
 }
 
-// Prints --sample-tokens tokens after the prompt (or after an end of document). Text when the tokenizer is built in, else ids.
+// Prints --sample-tokens tokens after the prompt (or after an end of document). Text when there is a tokenizer, else ids.
 static void generate(Run *run) {
     comm_heartbeat(run->comm, run->step, "generation");
     const Options *o = &run->options;
     const int64_t V = run->config.vocab, limit = o->seq;
-    const int64_t prompt_bytes = o->prompt == NULL ? 0 : (int64_t)strlen(o->prompt);
-    int32_t *ids = base_new((size_t)(prompt_bytes + 1 + o->sample_tokens), sizeof *ids);
+    TokenIds prompt = {0};
+    if (o->prompt != NULL && run->has_tokenizer) tokenizer_encode(&run->tokenizer, o->prompt, (int64_t)strlen(o->prompt), true, &prompt);
+    int64_t count = prompt.count;
+    token_ids_reserve(&prompt, 1 + o->sample_tokens);
+    int32_t *ids = prompt.ids;
     float *logits = base_new((size_t)V, sizeof *logits);
-    int64_t count = prompt_bytes > 0 ? tokenizer_encode(&run->tokenizer, o->prompt, prompt_bytes, ids) : 0;
-    const int64_t shown = count;
-    if (count == 0) ids[count++] = run->train_set.info.eot >= 0 && run->train_set.info.eot < V ? (int32_t)run->train_set.info.eot : 0;
+    const int64_t shown = count, eot = run->train_set.info.eot >= 0 ? run->train_set.info.eot : run->tokenizer.eot;
+    if (count == 0) ids[count++] = eot >= 0 && eot < V ? (int32_t)eot : 0;
     const int64_t begin = count;
-    MonitorJson text = {0};
-    for (int64_t i = 0; i < shown; i++) {
-        char piece[16];
-        monitor_json_bytes_(&text, piece, (size_t)tokenizer_decode(&run->tokenizer, ids[i], piece));
-    }
     for (int64_t i = 0; i < o->sample_tokens; i++) {
         const int64_t from = max_i64(0, count - limit);
         ids[count] = next_token(run, ids + from, count - from, i, logits);
         if (ids[count] < 0) break;
         count++;
     }
-    for (int64_t i = begin; i < count; i++) {
-        char piece[16];
-        const int bytes = run->has_tokenizer ? tokenizer_decode(&run->tokenizer, ids[i], piece) : snprintf(piece, sizeof piece, "%d ", ids[i]);
+    MonitorJson text = {0}; // all of it at once: a character may lie across tokens
+    for (int64_t i = 0; i < count; i++) {
+        char number[16];
+        int64_t bytes;
+        if (i >= shown && i < begin) continue; // the end of document that stands for a prompt
+        const char *piece = run->has_tokenizer ? tokenizer_decode(&run->tokenizer, ids[i], &bytes) : number;
+        if (!run->has_tokenizer) bytes = snprintf(number, sizeof number, "%d ", ids[i]);
         monitor_json_bytes_(&text, piece, (size_t)bytes);
     }
     Error error = {0};
     require(run, !is_first(run) || monitor_sample(&run->monitor, text.text, text.length, &error), &error);
     monitor_json_free(&text);
     free(logits);
-    free(ids);
+    token_ids_free(&prompt);
 }
 
 // ----------------------------------------------------------------------------
@@ -1198,7 +1199,9 @@ static LoaderConfig loader_config(const Run *run, bool training) {
                           .pack = o->pack,
                           .eot = o->given[OPTION_eot]           ? o->eot
                                  : run->train_set.info.eot >= 0 ? run->train_set.info.eot
-                                                                : run->val_set.info.eot,
+                                 : run->val_set.info.eot >= 0   ? run->val_set.info.eot
+                                 : run->has_tokenizer           ? run->tokenizer.eot
+                                                                : -1,
                           .once = !training};
 }
 
@@ -1207,29 +1210,48 @@ static bool prepare_tokens(TokenSet *set, const char *pattern, const char *flag,
     return pattern == NULL || tokens_open(set, pattern, flag, error);
 }
 
-// Vocabulary and tokenizer that the token files name, checked against each other and against --vocab.
+// The tokenizer that the token files name, where it is there: without it a run only lacks text.
+static bool prepare_data_tokenizer(Run *run, Error *error) {
+    const Options *o = &run->options;
+    const TokenSet *set = run->train_set.info.tokenizer[0] != '\0' ? &run->train_set : &run->val_set;
+    const char *name = set->info.tokenizer[0] == '\0' && run->config.vocab == TOKENIZER_BYTE_VOCAB ? "byte" : set->info.tokenizer;
+    char path[4300];
+    Error unknown = {0};
+    run->has_tokenizer = tokenizer_resolve(name, set->count > 0 ? set->files[0].path : "", path) && tokenizer_open(&run->tokenizer, path, &unknown);
+    if (o->prompt == NULL || o->prompt[0] == '\0' || run->has_tokenizer) return true;
+    if (unknown.code != 0) return fail(error, unknown.code, "--prompt: the tokenizer of the data: %s", unknown.text);
+    return fail(error, CODE_USAGE, "--prompt: the tokenizer of the data (%.100s) is not there, wanted --tokenizer",
+                name[0] != '\0' ? name : "unknown");
+}
+
+// Vocabulary and tokenizer, of --tokenizer or of the token files, checked against each other and against --vocab.
 static bool prepare_vocabulary(Run *run, Error *error) {
     const TokenInfo *train = &run->train_set.info, *val = &run->val_set.info;
-    const int64_t named = train->vocab > 0 ? train->vocab : val->vocab;
+    const char *path = run->options.tokenizer;
+    int64_t named = train->vocab > 0 ? train->vocab : val->vocab;
     if (train->vocab > 0 && val->vocab > 0 && train->vocab != val->vocab) {
         return fail(error, CODE_INPUT, "--val: its vocabulary has %lld tokens, that of --train %lld: not made by the same tokenizer",
                     (long long)val->vocab, (long long)train->vocab);
     }
-    if (!model_configure(&run->config, &run->options, named, error)) return false;
+    if (path != NULL) {
+        if (!tokenizer_open(&run->tokenizer, path, error)) return false;
+        run->has_tokenizer = true;
+    }
+    if (!model_configure(&run->config, &run->options, named > 0 ? named : run->tokenizer.vocab, error)) return false;
+    if (path == NULL && !prepare_data_tokenizer(run, error)) return false;
+    if (run->tokenizer.kind == TOKENIZER_BPE && named > 0 && named != run->tokenizer.vocab) {
+        return fail(error, CODE_INPUT, "--tokenizer: has %lld tokens, the token files say %lld: not the tokenizer that made them",
+                    (long long)run->tokenizer.vocab, (long long)named);
+    }
     if (run->config.vocab < named) {
         return fail(error, CODE_USAGE, "--vocab: got %lld, the token files need %lld", (long long)run->config.vocab, (long long)named);
+    }
+    if (run->config.vocab < run->tokenizer.vocab) {
+        return fail(error, CODE_USAGE, "--vocab: got %lld, the tokenizer has %lld", (long long)run->config.vocab, (long long)run->tokenizer.vocab);
     }
     if (run->options.given[OPTION_eot] && run->options.eot >= run->config.vocab) {
         return fail(error, CODE_USAGE, "--eot: got %lld, wanted an id below the vocabulary of %lld", (long long)run->options.eot,
                     (long long)run->config.vocab);
-    }
-    const char *name = train->tokenizer[0] != '\0' ? train->tokenizer : val->tokenizer;
-    if (name[0] == '\0' && run->config.vocab == TOKENIZER_BYTE_VOCAB) name = "byte";
-    Error unknown = {0};
-    run->has_tokenizer = name[0] != '\0' && tokenizer_open(&run->tokenizer, name, &unknown);
-    if (run->options.prompt != NULL && run->options.prompt[0] != '\0' && !run->has_tokenizer) {
-        return fail(error, CODE_USAGE, "--prompt: the tokenizer of the data (%s) is not built in, wanted byte-level tokens",
-                    name[0] != '\0' ? name : "unknown");
     }
     return true;
 }
@@ -1414,6 +1436,7 @@ static void run_close(Run *run) {
     loader_close(&run->val);
     tokens_close(&run->train_set);
     tokens_close(&run->val_set);
+    tokenizer_close(&run->tokenizer);
     if (run->lock >= 0) close(run->lock);
     layout_free(&run->layout);
     options_free(&run->options);

@@ -57,6 +57,8 @@
     X(CHOICE, pack, "pack", "none", 0, "none|varlen|fit",                                                                                          \
       "none: windows of T tokens; varlen: the same, attention stays inside documents; fit: whole documents packed into rows of T")                 \
     X(INT, eot, "eot", "", 0, 2147483647, "id of the token that ends a document (default: from the token file's .json)")                           \
+    X(TEXT, tokenizer, "tokenizer", "", 1, 4096,                                                                                                   \
+      "tokenizer.json, or a directory with it or with vocab.json and merges.txt, or byte (default: as the token file's .json says)")               \
     S("batch")                                                                                                                                     \
     X(INT, seq, "seq", "256", 1, 1073741824, "tokens in a sequence (T)")                                                                           \
     X(INT, micro_batch, "micro-batch", "4", 1, 1048576, "sequences computed at once (B)")                                                          \

@@ -1,0 +1,291 @@
+// test_tokenizer_bpe.c: byte-level BPE against ids of the tokenizers library (dev/fixtures/tokenizer, written by
+// dev/reference/tokenizer_fixtures.py); any bytes come back; cutting and threads change nothing; long words take no quadratic time; foreign
+// and damaged files are refused with the line that says why.
+#include "dev/test/token_files.h" // check, temp_create
+#include "llmc/rng.h"             // philox
+#include "llmc/tokenizer.h"       // the module
+
+#define FIXTURES "dev/fixtures/tokenizer/"
+
+static Tokenizer open_fixture(const char *name) {
+    char path[300];
+    Tokenizer tokenizer;
+    Error error = {0};
+    snprintf(path, sizeof path, FIXTURES "%s", name);
+    if (!tokenizer_open(&tokenizer, path, &error)) die_error(&error);
+    return tokenizer;
+}
+
+static char *read_all(const char *path, size_t *bytes) {
+    Error error = {0};
+    char *text = bpe_read_file_(path, bytes, &error);
+    if (text == NULL) die_error(&error);
+    return text;
+}
+
+// Bytes of the ids, one behind the other, in out; returns their number.
+static int64_t decode(Tokenizer *tokenizer, const TokenIds *ids, char *out, int64_t room) {
+    int64_t total = 0;
+    for (int64_t i = 0; i < ids->count; i++) {
+        int64_t bytes;
+        const char *text = tokenizer_decode(tokenizer, ids->ids[i], &bytes);
+        if (total + bytes > room) return -1;
+        memcpy(out + total, text, (size_t)bytes);
+        total += bytes;
+    }
+    return total;
+}
+
+static bool same_ids(const TokenIds *got, const json_t *wanted) {
+    bool same = got->count == (int64_t)json_array_size(wanted);
+    for (int64_t i = 0; same && i < got->count; i++) same = got->ids[i] == json_integer_value(json_array_get(wanted, (size_t)i));
+    return same;
+}
+
+static int hex(char c) { return c <= '9' ? c - '0' : c - 'a' + 10; }
+
+static void test_cases(const char *name, const char *cases_name, bool exact) {
+    char path[300];
+    Tokenizer tokenizer = open_fixture(name);
+    snprintf(path, sizeof path, FIXTURES "%s", cases_name);
+    json_t *cases = json_load_file(path, 0, NULL), *row;
+    size_t i, wrong = 0, tokens = 0, special_rows = 0;
+    TokenIds ids = {0};
+    static char text[1 << 16], back[1 << 18];
+    json_array_foreach(cases, i, row) {
+        const char *digits = json_string_value(json_object_get(row, "text"));
+        const int64_t bytes = (int64_t)strlen(digits) / 2;
+        for (int64_t k = 0; k < bytes; k++) text[k] = (char)(hex(digits[2 * k]) * 16 + hex(digits[2 * k + 1]));
+        const json_t *special = json_object_get(row, "special");
+        special_rows += special != NULL;
+        for (int pass = 0; pass < 2; pass++) {
+            const json_t *wanted = pass == 1 && special != NULL ? special : json_object_get(row, "ids");
+            ids.count = 0;
+            tokenizer_encode(&tokenizer, text, bytes, pass == 1, &ids);
+            const bool good = same_ids(&ids, wanted);
+            wrong += !good;
+            check(good, "%s: case %zu, special %d: other ids than the library's", name, i, pass);
+            tokens += (size_t)ids.count;
+            const int64_t got = decode(&tokenizer, &ids, back, sizeof back);
+            check(!exact || (got == bytes && memcmp(back, text, (size_t)bytes) == 0), "%s: case %zu: other bytes come back", name, i);
+        }
+    }
+    check(i >= 60 && special_rows >= 1, "%s: %zu cases, %zu with special tokens", name, i, special_rows);
+    printf("  %-28s %zu texts, %zu tokens: %zu differ from the library's\n", name, i, tokens, wrong);
+    json_decref(cases);
+    token_ids_free(&ids);
+    tokenizer_close(&tokenizer);
+}
+
+// Random bytes, mostly not UTF-8: encoding and decoding gives them back.
+static void test_bytes(const char *name) {
+    Tokenizer tokenizer = open_fixture(name);
+    TokenIds ids = {0};
+    int wrong = 0;
+    for (uint64_t n = 0; n < 2000; n++) {
+        char text[64], back[64];
+        const int64_t bytes = (int64_t)(philox(rng_key(1, RNG_TEST), n, 99).x[0] % 64);
+        for (int64_t i = 0; i < bytes; i++) {
+            const Philox r = philox(rng_key(1, RNG_TEST), n, (uint64_t)i);
+            static const unsigned char often[] = {0xE2, 0x80, 0x99, 0xF0, 0x9F, ' ', '\n', '\''};
+            text[i] = (char)(r.x[0] % 2 ? often[r.x[1] % 8] : r.x[1] % 256);
+        }
+        ids.count = 0;
+        tokenizer_encode(&tokenizer, text, bytes, false, &ids);
+        wrong += decode(&tokenizer, &ids, back, sizeof back) != bytes || memcmp(text, back, (size_t)bytes) != 0;
+    }
+    check(wrong == 0, "%s: %d of 2000 random byte strings do not come back", name, wrong);
+    token_ids_free(&ids);
+    tokenizer_close(&tokenizer);
+}
+
+// The README many times, as one text, in pieces by tokenizer_cut, and by several threads.
+static void test_cuts(const char *name) {
+    Tokenizer tokenizer = open_fixture(name);
+    size_t bytes;
+    char *text = read_all("README.md", &bytes);
+    const int64_t copies = 40, total = copies * (int64_t)bytes; // long enough for all threads
+    char *many = base_new((size_t)total, 1);
+    for (int64_t i = 0; i < copies; i++) memcpy(many + i * (int64_t)bytes, text, bytes);
+    TokenIds whole = {0}, pieces = {0}, shared = {0};
+    BpeWork work = {0};
+    bpe_encode(tokenizer.bpe, &work, many, total, false, &whole);
+    int64_t cuts = 0;
+    for (int64_t at = 0, step; at < total; at += step, cuts++) {
+        int64_t room = min_i64(total - at, 100 + cuts % 1000); // doubled until there is a place
+        while ((step = room < total - at ? tokenizer_cut(&tokenizer, many + at, room) : room) == 0) room = min_i64(total - at, 2 * room);
+        bpe_encode(tokenizer.bpe, &work, many + at, step, false, &pieces);
+    }
+    tokenizer_encode(&tokenizer, many, total, false, &shared);
+    const size_t size = (size_t)whole.count * sizeof(int32_t);
+    check(cuts > 100 && pieces.count == whole.count && memcmp(pieces.ids, whole.ids, size) == 0, "%s: %lld pieces: other ids", name,
+          (long long)cuts);
+    check(shared.count == whole.count && memcmp(shared.ids, whole.ids, size) == 0, "%s: %d threads: other ids", name, tokenizer.threads);
+    char *back = base_new((size_t)total, 1);
+    check(decode(&tokenizer, &whole, back, total) == total && memcmp(back, many, (size_t)total) == 0, "%s: other text comes back", name);
+    printf("  %-28s %lld bytes, %lld tokens: the same in %lld pieces and with %d threads\n", name, (long long)total, (long long)whole.count,
+           (long long)cuts, tokenizer.threads);
+    bpe_work_free(&work);
+    token_ids_free(&whole), token_ids_free(&pieces), token_ids_free(&shared);
+    free(text), free(many), free(back);
+    tokenizer_close(&tokenizer);
+}
+
+// Words of a million bytes; runs of spaces and of marks.
+static void test_long(const char *name) {
+    Tokenizer tokenizer = open_fixture(name);
+    enum { BYTES = 1 << 20 };
+    char *text = base_new(BYTES, 1), *back = base_new(BYTES, 1);
+    static const char *const units[] = {"a", "th", " ", "\n ", "=", "\xCC\x81", "\xE6\x97\xA5", "1", "'s"};
+    TokenIds ids = {0};
+    const double start = clock_ms();
+    for (int u = 0; u < 9; u++) {
+        for (int64_t i = 0; i < BYTES; i++) text[i] = units[u][(size_t)i % strlen(units[u])];
+        ids.count = 0;
+        tokenizer_encode(&tokenizer, text, BYTES, false, &ids);
+        check(decode(&tokenizer, &ids, back, BYTES) == BYTES && memcmp(text, back, BYTES) == 0, "%s: a long run does not come back", name);
+    }
+    const double ms = clock_ms() - start;
+    check(ms < 60000, "%s: %.0f ms for nine runs of a million bytes", name, ms);
+    printf("  %-28s nine runs of a million bytes: %.0f ms\n", name, ms);
+    token_ids_free(&ids);
+    free(text), free(back);
+    tokenizer_close(&tokenizer);
+}
+
+// ----------------------------------------------------------------------------
+// Refusals: a fixture with one text replaced
+
+static void refused(const char *file, const char *find, const char *replace, const char *wanted) {
+    char path[300];
+    size_t bytes;
+    snprintf(path, sizeof path, FIXTURES "%s", file);
+    char *text = read_all(path, &bytes), *at = strstr(text, find);
+    if (at == NULL) die(1, "%s has no %s", path, find);
+    const size_t before = (size_t)(at - text), rest = bytes - before - strlen(find), total = before + strlen(replace) + rest;
+    char *changed = base_new(total + 1, 1);
+    memcpy(changed, text, before);
+    memcpy(changed + before, replace, strlen(replace));
+    memcpy(changed + before + strlen(replace), at + strlen(find), rest);
+    Bpe *bpe;
+    Error error = {0};
+    const bool good = bpe_parse(&bpe, changed, total, file, &error);
+    check(!good && bpe == NULL && error.code == CODE_INPUT && strncmp(error.text, file, strlen(file)) == 0 && strstr(error.text, wanted) != NULL,
+          "'%s' for '%s': wanted a refusal with '%s', got '%s'", replace, find, wanted, good ? "none" : error.text);
+    bpe_close(bpe);
+    free(text), free(changed);
+}
+
+static void test_refusals(void) {
+    refused("qwen.json", "\"type\":\"NFC\"", "\"type\":\"NFKC\"", "normalizer: got 'NFKC', wanted none or NFC");
+    refused("gpt2.json", "\"normalizer\":null", "\"normalizer\":{\"type\":\"Lowercase\"}", "normalizer: got 'Lowercase'");
+    refused("gpt2.json", "\"truncation\":null", "\"truncation\":{\"max_length\":9}", "truncation is not built in");
+    refused("gpt2.json", "\"padding\":null", "\"padding\":{\"length\":9}", "padding is not built in");
+    refused("gpt2.json", "\"type\":\"BPE\"", "\"type\":\"Unigram\"", "model: got 'Unigram', wanted BPE");
+    refused("gpt2.json", "\"pre_tokenizer\":{\"type\":\"ByteLevel\"", "\"pre_tokenizer\":{\"type\":\"Metaspace\"",
+            "pre_tokenizer: got 'Metaspace'");
+    refused("gpt2.json", "\"use_regex\":true", "\"use_regex\":false", "use_regex false and no Split");
+    refused("llama3.json", "\\\\p{N}{1,3}", "\\\\p{N}{1,2}", "is not built in, wanted that of GPT-2, Llama 3 or Qwen 2");
+    refused("llama3.json", "\"Isolated\"", "\"Removed\"", "Split: wanted a Regex, behavior Isolated");
+    refused("llama3.json", "\"invert\":false", "\"invert\":true", "invert false");
+    refused("llama3.json", "\"use_regex\":false", "\"use_regex\":true", "behind Split");
+    refused("gpt2.json", "\"decoder\":{\"type\":\"ByteLevel\"", "\"decoder\":{\"type\":\"Metaspace\"",
+            "decoder: got 'Metaspace', wanted ByteLevel");
+    refused("gpt2.json", "\"dropout\":null", "\"dropout\":0.1", "model: dropout is not built in");
+    refused("gpt2.json", "\"continuing_subword_prefix\":null", "\"continuing_subword_prefix\":\"##\"", "continuing_subword_prefix");
+    refused("gpt2.json", "\"end_of_word_suffix\":null", "\"end_of_word_suffix\":\"</w>\"", "end_of_word_suffix");
+    refused("gpt2.json", "\"lstrip\":false", "\"lstrip\":true", "lstrip is not built in");
+    refused("gpt2.json", "\"single_word\":false", "\"single_word\":true", "single_word is not built in");
+    refused("gpt2.json", "\"id\":0", "\"id\":7", "got id 7, wanted 0 (as in the vocabulary)");
+    refused("llama3.json", "\"id\":421", "\"id\":422", "got id 422, wanted 421 (the next one");
+    refused("qwen.json", "\"content\":\"<toolbox>\"", "\"content\":\"<tool>\"", "'<tool>' twice");
+    refused("gpt2.json", "\"!\":1,", "\"!\":2,", "have the same id 2");
+    refused("gpt2.json", "\"!\":1,", "\"!\":1000,", "'!': wanted an id from 0 to 419");
+    refused("gpt2.json", "\"!\":1,", "\"!\":-1,", "wanted an id from 0 to 419");
+    refused("gpt2.json", "\"!\":1,", "\"!\":\"1\",", "wanted an id from 0 to 419");
+    refused("gpt2.json", "\"!\":1,", "\"!!!!!!\":1,", "no token for the byte 0x21");
+    refused("gpt2.json", "\"!\":1,", "\"!\":1,\"!\":1,", "not JSON: duplicate object key");
+    refused("gpt2.json", "\"!\":1,", "", "wanted an id from 0 to 418");
+    refused("gpt2.json", "\"merges\":[[", "\"merges\":[[\"a\",\"\xF0\x9F\x98\x80\"],[",
+            "merges: number 0: '\xF0\x9F\x98\x80' is not in the vocabulary");
+    refused("gpt2.json", "\"merges\":[[", "\"merges\":[[\"~\",\"~\"],[", "merges: number 0: '~~' is not in the vocabulary");
+    refused("gpt2.json", "\"merges\":[[", "\"merges\":[[\"a\"],[", "merges: number 0: wanted two tokens");
+    refused("gpt2.json", "\"merges\":[[", "\"merges\":[5,[", "merges: number 0: wanted two tokens");
+    refused("prefix.json", "\"merges\":[\"", "\"merges\":[\"a b c\",\"", "merges: number 0: wanted two tokens");
+    refused("gpt2.json", "{", "[", "not JSON");
+    refused("gpt2.json", "\"model\"", "\"mode\"", "no model: not a tokenizer.json");
+
+    const TempDir dir = temp_create();
+    Bpe *bpe;
+    Error error = {0};
+    check(!bpe_open(&bpe, dir.path, &error) && strstr(error.text, "holds no tokenizer.json, and not both of vocab.json and merges.txt"), "%s",
+          error.text);
+    write_text(&dir, "vocab.json", "{\"a\": 0}");
+    write_text(&dir, "merges.txt", "a a\n");
+    error = (Error){0};
+    check(!bpe_open(&bpe, dir.path, &error) && strstr(error.text, "vocab.json: vocab: no token for the byte 0x00"), "%s", error.text);
+    const Path huge = write_text(&dir, "huge.json", "");
+    check(truncate(huge.text, BPE_FILE_LIMIT_BYTES + 1) == 0, "a file of 32 MiB");
+    error = (Error){0};
+    check(!bpe_open(&bpe, huge.text, &error) && error.code == CODE_INPUT && strstr(error.text, "wanted a tokenizer of at most"), "%s", error.text);
+    temp_remove(&dir);
+}
+
+static void test_pair_lines(void) {
+    size_t bytes;
+    char *vocab = read_all(FIXTURES "pair/vocab.json", &bytes);
+    static const char *const bad[] = {"#version: 0.2\ni n\nin\n", "i n\n\nt h\n", "i n x\n", "i  n\n", " n\n", "i n\ni zzz\n"};
+    static const char *const wanted[] = {"line 3: wanted", "line 2: wanted", "line 1: wanted",
+                                         "line 1: wanted", "line 1: wanted", "number 1: 'zzz'"};
+    for (int i = 0; i < 6; i++) {
+        Bpe *bpe;
+        Error error = {0};
+        check(!bpe_parse_pair(&bpe, vocab, bytes, "v", bad[i], strlen(bad[i]), "m", &error) && strstr(error.text, wanted[i]), "line %d: %s", i,
+              error.text);
+    }
+    Bpe *bpe;
+    Error error = {0};
+    check(bpe_parse_pair(&bpe, vocab, bytes, "v", "i n\r\n", 5, "m", &error), "lines may end in CR LF: %s", error.text);
+    bpe_close(bpe);
+    free(vocab);
+}
+
+static void test_eot(void) {
+    static const struct {
+        const char *name, *eot;
+        int32_t id;
+    } rows[] = {{"gpt2.json", "<|endoftext|>", 0},
+                {"pair", "<|endoftext|>", 0},
+                {"llama3.json", "<|end_of_text|>", 421},
+                {"prefix.json", "<|endoftext|>", 300}};
+    for (int i = 0; i < 4; i++) {
+        Tokenizer tokenizer = open_fixture(rows[i].name);
+        int64_t bytes;
+        const char *text = tokenizer_decode(&tokenizer, tokenizer.eot, &bytes);
+        check(tokenizer.eot == rows[i].id && bytes == (int64_t)strlen(rows[i].eot) && memcmp(text, rows[i].eot, (size_t)bytes) == 0,
+              "%s: eot %d, wanted %d", rows[i].name, tokenizer.eot, rows[i].id);
+        text = tokenizer_decode(&tokenizer, (int32_t)tokenizer.vocab, &bytes);
+        check(bytes == 3 && memcmp(text, "\xEF\xBF\xBD", 3) == 0, "%s: an id outside is U+FFFD", rows[i].name);
+        check(tokenizer_special(&tokenizer, "<no such>") == -1, "%s: no such token", rows[i].name);
+        tokenizer_close(&tokenizer);
+    }
+}
+
+int main(void) {
+    test_cases("gpt2.json", "gpt2.cases.json", true);
+    test_cases("pair", "gpt2.cases.json", true);
+    test_cases("llama3.json", "llama3.cases.json", true);
+    test_cases("qwen.json", "qwen.cases.json", false);     // NFC changes text
+    test_cases("prefix.json", "prefix.cases.json", false); // a space comes in front
+    static const char *const exact[] = {"gpt2.json", "llama3.json"};
+    for (int i = 0; i < 2; i++) {
+        test_bytes(exact[i]);
+        test_cuts(exact[i]);
+        test_long(exact[i]);
+    }
+    test_cuts("qwen.json");
+    test_refusals();
+    test_pair_lines();
+    test_eot();
+    return finish();
+}
