@@ -42,37 +42,41 @@ static bool same_ids(const TokenIds *got, const json_t *wanted) {
     return same;
 }
 
-static int hex(char c) { return c <= '9' ? c - '0' : c - 'a' + 10; }
-
-static void test_cases(const char *name, const char *cases_name, bool exact) {
+static json_t *load(const char *name) {
     char path[300];
+    snprintf(path, sizeof path, FIXTURES "%s", name);
+    json_t *root = json_load_file(path, JSON_ALLOW_NUL, NULL);
+    if (root == NULL) die(1, "cannot read %s", path);
+    return root;
+}
+
+static void test_ids(const char *name, const char *ids_name, bool exact) {
     Tokenizer tokenizer = open_fixture(name);
-    snprintf(path, sizeof path, FIXTURES "%s", cases_name);
-    json_t *cases = json_load_file(path, 0, NULL), *row;
-    size_t i, wrong = 0, tokens = 0, special_rows = 0;
+    json_t *texts = load("texts.json"), *wanted = load(ids_name), *text;
+    size_t i, wrong = 0, tokens = 0, differ = 0;
     TokenIds ids = {0};
-    static char text[1 << 16], back[1 << 18];
-    json_array_foreach(cases, i, row) {
-        const char *digits = json_string_value(json_object_get(row, "text"));
-        const int64_t bytes = (int64_t)strlen(digits) / 2;
-        for (int64_t k = 0; k < bytes; k++) text[k] = (char)(hex(digits[2 * k]) * 16 + hex(digits[2 * k + 1]));
-        const json_t *special = json_object_get(row, "special");
-        special_rows += special != NULL;
-        for (int pass = 0; pass < 2; pass++) {
-            const json_t *wanted = pass == 1 && special != NULL ? special : json_object_get(row, "ids");
+    static char back[1 << 16];
+    json_array_foreach(texts, i, text) {
+        const int64_t bytes = (int64_t)json_string_length(text);
+        for (int special = 0; special < 2; special++) {
             ids.count = 0;
-            tokenizer_encode(&tokenizer, text, bytes, pass == 1, &ids);
-            const bool good = same_ids(&ids, wanted);
+            tokenizer_encode(&tokenizer, json_string_value(text), bytes, special, &ids);
+            const json_t *plain = json_array_get(json_array_get(wanted, 0), i), *found = json_array_get(json_array_get(wanted, 1), i);
+            const bool other = json_is_array(found); // null: as without
+            const bool good = same_ids(&ids, special && other ? found : plain);
+            differ += special && other;
             wrong += !good;
-            check(good, "%s: case %zu, special %d: other ids than the library's", name, i, pass);
+            check(good, "%s: text %zu, special %d: other ids than the library's", name, i, special);
             tokens += (size_t)ids.count;
             const int64_t got = decode(&tokenizer, &ids, back, sizeof back);
-            check(!exact || (got == bytes && memcmp(back, text, (size_t)bytes) == 0), "%s: case %zu: other bytes come back", name, i);
+            check(!exact || (got == bytes && memcmp(back, json_string_value(text), (size_t)bytes) == 0), "%s: text %zu: other bytes come back",
+                  name, i);
         }
     }
-    check(i >= 60 && special_rows >= 1, "%s: %zu cases, %zu with special tokens", name, i, special_rows);
+    check(i >= 60 && differ >= 3, "%s: %zu texts, %zu with special tokens", name, i, differ);
     printf("  %-28s %zu texts, %zu tokens: %zu differ from the library's\n", name, i, tokens, wrong);
-    json_decref(cases);
+    json_decref(texts);
+    json_decref(wanted);
     token_ids_free(&ids);
     tokenizer_close(&tokenizer);
 }
@@ -197,15 +201,15 @@ static void test_refusals(void) {
     refused("gpt2.json", "\"lstrip\":false", "\"lstrip\":true", "lstrip is not built in");
     refused("gpt2.json", "\"single_word\":false", "\"single_word\":true", "single_word is not built in");
     refused("gpt2.json", "\"id\":0", "\"id\":7", "got id 7, wanted 0 (as in the vocabulary)");
-    refused("llama3.json", "\"id\":421", "\"id\":422", "got id 422, wanted 421 (the next one");
-    refused("qwen.json", "\"content\":\"<toolbox>\"", "\"content\":\"<tool>\"", "'<tool>' twice");
+    refused("llama3.json", "\"id\":601", "\"id\":602", "got id 602, wanted 601 (the next one");
+    refused("qwen.json", "\"content\":\"im_st\"", "\"content\":\"café>\"", "twice");
     refused("gpt2.json", "\"!\":1,", "\"!\":2,", "have the same id 2");
-    refused("gpt2.json", "\"!\":1,", "\"!\":1000,", "'!': wanted an id from 0 to 419");
-    refused("gpt2.json", "\"!\":1,", "\"!\":-1,", "wanted an id from 0 to 419");
-    refused("gpt2.json", "\"!\":1,", "\"!\":\"1\",", "wanted an id from 0 to 419");
+    refused("gpt2.json", "\"!\":1,", "\"!\":1000,", "'!': wanted an id from 0 to 599");
+    refused("gpt2.json", "\"!\":1,", "\"!\":-1,", "wanted an id from 0 to 599");
+    refused("gpt2.json", "\"!\":1,", "\"!\":\"1\",", "wanted an id from 0 to 599");
     refused("gpt2.json", "\"!\":1,", "\"!!!!!!\":1,", "no token for the byte 0x21");
     refused("gpt2.json", "\"!\":1,", "\"!\":1,\"!\":1,", "not JSON: duplicate object key");
-    refused("gpt2.json", "\"!\":1,", "", "wanted an id from 0 to 418");
+    refused("gpt2.json", "\"!\":1,", "", "wanted an id from 0 to 598");
     refused("gpt2.json", "\"merges\":[[", "\"merges\":[[\"a\",\"\xF0\x9F\x98\x80\"],[",
             "merges: number 0: '\xF0\x9F\x98\x80' is not in the vocabulary");
     refused("gpt2.json", "\"merges\":[[", "\"merges\":[[\"~\",\"~\"],[", "merges: number 0: '~~' is not in the vocabulary");
@@ -256,8 +260,8 @@ static void test_eot(void) {
         int32_t id;
     } rows[] = {{"gpt2.json", "<|endoftext|>", 0},
                 {"pair", "<|endoftext|>", 0},
-                {"llama3.json", "<|end_of_text|>", 421},
-                {"prefix.json", "<|endoftext|>", 300}};
+                {"llama3.json", "<|end_of_text|>", 601},
+                {"prefix.json", "<|endoftext|>", 600}};
     for (int i = 0; i < 4; i++) {
         Tokenizer tokenizer = open_fixture(rows[i].name);
         int64_t bytes;
@@ -272,11 +276,11 @@ static void test_eot(void) {
 }
 
 int main(void) {
-    test_cases("gpt2.json", "gpt2.cases.json", true);
-    test_cases("pair", "gpt2.cases.json", true);
-    test_cases("llama3.json", "llama3.cases.json", true);
-    test_cases("qwen.json", "qwen.cases.json", false);     // NFC changes text
-    test_cases("prefix.json", "prefix.cases.json", false); // a space comes in front
+    test_ids("gpt2.json", "gpt2.ids.json", true);
+    test_ids("pair", "gpt2.ids.json", true);
+    test_ids("llama3.json", "llama3.ids.json", true);
+    test_ids("qwen.json", "qwen.ids.json", false);     // NFC changes text
+    test_ids("prefix.json", "prefix.ids.json", false); // a space comes in front
     static const char *const exact[] = {"gpt2.json", "llama3.json"};
     for (int i = 0; i < 2; i++) {
         test_bytes(exact[i]);
