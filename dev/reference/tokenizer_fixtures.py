@@ -59,11 +59,11 @@ def llama3(vocab, texts):
 
 
 def qwen(vocab, texts):
-    """NFC; added tokens that are not special, one inside another, one inside a special one, one looked for after NFC."""
+    """NFC; added tokens that are not special, one the beginning of another, one inside a special one, one looked for after NFC."""
     bpe = train(split(QWEN2), vocab, texts)
     bpe.normalizer = normalizers.NFC()
     bpe.add_special_tokens(["<|endoftext|>", "<|im_start|>"])
-    bpe.add_tokens([AddedToken(t, normalized=False) for t in ("<tool>", "<toolbox>", "im_st", "café>", "e\u0301>")])
+    bpe.add_tokens([AddedToken(t, normalized=False) for t in ("<tool", "<toolbox>", "im_st", "café>", "e\u0301>")])
     bpe.add_tokens([AddedToken("hello", normalized=True)])
     return bpe
 

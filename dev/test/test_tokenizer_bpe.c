@@ -158,6 +158,104 @@ static void test_long(const char *name) {
 }
 
 // ----------------------------------------------------------------------------
+// Words and NFC by themselves
+
+static void test_words(void) {
+    static const struct {
+        BpePattern pattern;
+        const char *words; // with | between
+    } rows[] = {
+        {BPE_GPT2, "it|'s| we|'ll|x| I|'|M| '|s|'t|a"},
+        {BPE_GPT2, "1234| 12|  \n| x|\r|\n|y|  "},
+        {BPE_GPT2, "a|\xC2\xA0|b|\xE2\x80\x83|\xE2\x80\x83|c| \xE6\x97\xA5"
+                   "a|!?"},
+        {BPE_DIGITS_3, "it|'S|ab|'RE|b|'Ll|c|'vE|d|'M|e|'T|f|'D|g|'xh|'l"},
+        {BPE_DIGITS_3, "'\xC5\xBF|ab|'\xC5\xBF|'re"},
+        {BPE_DIGITS_3, "123|45| |123|4|a|.b| c|!!|\td|\xC2\xA0"
+                       "e"},
+        {BPE_DIGITS_3, "a| !\n\r\n|x|  \n\n|  | y|\n|z|  \r| "},
+        {BPE_DIGITS_3, "\xC2\x85y|\xFFz|\xF0\x9F\x98\x80q|\xE1\xA0\x8Er|\xE2\x85\xA7|a"},
+        {BPE_DIGITS_1, "1|2|3| |4|a|'Ve"},
+    };
+    Bpe bpe = {.unicode = unicode_create()};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        char text[200], got[400];
+        int64_t bytes = 0, length = 0;
+        bpe.pattern = rows[i].pattern;
+        for (const char *c = rows[i].words; *c != '\0'; c++) {
+            if (*c != '|') text[bytes++] = *c;
+        }
+        for (int64_t at = 0, next; at < bytes; at = next) {
+            next = bpe.pattern == BPE_GPT2 ? bpe_next_gpt2_(&bpe, text, at, bytes) : bpe_next_digits_(&bpe, text, at, bytes);
+            if (at > 0) got[length++] = '|';
+            memcpy(got + length, text + at, (size_t)(next - at));
+            length += next - at;
+        }
+        got[length] = '\0';
+        check(strcmp(got, rows[i].words) == 0, "words %zu: got %s, wanted %s", i, got, rows[i].words);
+    }
+    free(bpe.unicode);
+}
+
+static void test_nfc(void) {
+    static const char *const rows[][2] = {
+        {"abc \xC3\xA9", "abc \xC3\xA9"},
+        {"e\xCC\x81", "\xC3\xA9"},
+        {"xe\xCC\x81y", "x\xC3\xA9y"},
+        {"a\xCC\x85\xCC\x81", "a\xCC\x85\xCC\x81"},                           // a mark of the same class stands between
+        {"a\xCC\xA7\xCC\x81", "\xC3\xA1\xCC\xA7"},                            // one of another does not
+        {"s\xCC\x87\xCC\xA3", "\xE1\xB9\xA9"},                                // sorted, then two steps
+        {"\xE1\x84\x92\xE1\x85\xA5\xE1\x86\xAB", "\xED\x97\x8C"},             // three letters of Hangul
+        {"\xEA\xB0\x80\xE1\x86\xA8\xE1\x86\xA8", "\xEA\xB0\x81\xE1\x86\xA8"}, // a syllable takes one more, not two
+        {"\xE2\x84\xAB", "\xC3\x85"},                                         // the sign of Angstrom
+        {"\xE0\xA5\x98", "\xE0\xA4\x95\xE0\xA4\xBC"},                         // never composed
+        {"\xCC\x81"
+         "a",
+         "\xCC\x81"
+         "a"},
+        {"e\xFF\xCC\x81", "e\xFF\xCC\x81"},
+    };
+    Unicode *unicode = unicode_create();
+    UnicodeNfc nfc = {0};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        int64_t bytes = (int64_t)strlen(rows[i][0]);
+        const char *got = unicode_nfc(unicode, &nfc, rows[i][0], &bytes);
+        check(bytes == (int64_t)strlen(rows[i][1]) && memcmp(got, rows[i][1], (size_t)bytes) == 0, "NFC %zu: got %.*s, wanted %s", i, (int)bytes,
+              got, rows[i][1]);
+    }
+    unicode_nfc_free(&nfc);
+    free(unicode);
+    // every code there and back; what is no UTF-8
+    int64_t wrong = 0;
+    for (uint32_t code = 0, back; code < UNICODE_BYTES; code++) {
+        char text[4];
+        const int size = utf8_put(code, text);
+        const bool surrogate = code >= 0xD800 && code < 0xE000;
+        wrong += surrogate ? utf8_next(text, size, &back) != 1 : utf8_next(text, size, &back) != size || back != code;
+    }
+    check(wrong == 0, "UTF-8: %lld codes do not come back", (long long)wrong);
+    static const char *const bad[] = {"\x80",
+                                      "\xC0\x80",
+                                      "\xC1\xBF",
+                                      "\xE0\x80\x80",
+                                      "\xE0\x9F\xBF",
+                                      "\xF0\x80\x80\x80",
+                                      "\xF0\x8F\xBF\xBF",
+                                      "\xF4\x90\x80\x80",
+                                      "\xF5\x80\x80\x80",
+                                      "\xED\xA0\x80",
+                                      "\xE2\x82",
+                                      "\xC3"
+                                      "a",
+                                      "\xFF"};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        uint32_t code;
+        check(utf8_next(bad[i], (int64_t)strlen(bad[i]), &code) == 1 && code == (uint32_t)UNICODE_BYTES + (unsigned char)bad[i][0],
+              "not UTF-8: %zu", i);
+    }
+}
+
+// ----------------------------------------------------------------------------
 // Refusals: a fixture with one text replaced
 
 static void refused(const char *file, const char *find, const char *replace, const char *wanted) {
@@ -276,6 +374,8 @@ static void test_eot(void) {
 }
 
 int main(void) {
+    test_words();
+    test_nfc();
     test_ids("gpt2.json", "gpt2.ids.json", true);
     test_ids("pair", "gpt2.ids.json", true);
     test_ids("llama3.json", "llama3.ids.json", true);
