@@ -1,5 +1,5 @@
 // tokenize.c: text or .jsonl -> token files for train_gpt, with the byte tokenizer (ids 0..255, 256 ends a document) or a byte-level BPE
-// from a file. Streams: memory is bounded but for one line of .jsonl and, with a BPE, for text without newlines that it can be cut at. Writes
+// from a file. Streams: memory is bounded but for one line of .jsonl and, with a BPE, for text without spaces and newlines to cut it at. Writes
 // NAME.bin (llm.c's uint16 form, or uint32 for large vocabularies) and NAME.json beside it, first under a temporary name. Text is taken
 // verbatim: CR, NUL and bytes that are not UTF-8 are kept. Also shows what a token file holds. Training a BPE: data/text.py.
 
@@ -190,7 +190,8 @@ static bool job_text_(Job *job, const char *text, int64_t bytes, Error *error) {
     enum { AT_ONCE_BYTES = 1 << 22, PIECE_BYTES = 1 << 16 };
     while (bytes > 0) {
         const int64_t n = min_i64(bytes, PIECE_BYTES), before = job->text_bytes, whole = before + n;
-        if (whole > BPE_TEXT_LIMIT) return fail(error, CODE_INPUT, "more than %d bytes of text without a line's end to cut it at", BPE_TEXT_LIMIT);
+        if (whole > BPE_TEXT_LIMIT)
+            return fail(error, CODE_INPUT, "more than %d bytes of text without a space or newline to cut it at", BPE_TEXT_LIMIT);
         if (whole > job->text_capacity) job->text = base_grow(job->text, (size_t)(job->text_capacity = 2 * whole), 1);
         memcpy(job->text + before, text, (size_t)n);
         job->text_bytes = whole;

@@ -45,7 +45,7 @@ typedef struct {
     bool prefix_space; // text that does not begin with a space gets one
     bool nfc;
     bool ignore_merges; // a word that is in the vocabulary is that token
-    bool added_newline; // an added token contains a newline
+    bool added_blank;   // an added token contains a space or newline
 } Bpe;
 
 static inline void bpe_close(Bpe *bpe) {
@@ -361,12 +361,25 @@ static inline void bpe_encode(const Bpe *bpe, BpeWork *work, const char *text, i
     if (bytes > 0) bpe_parts_(bpe, work, text, bytes, special, false, out);
 }
 
-// The last place in (0, bytes) where the text may be cut and each part encoded alone with the same result, or 0: before what is neither
-// space nor beyond ASCII, behind a newline. No word goes across such a place, nor does NFC.
+// Whether what stands before text[at] is a character that is no space.
+static inline bool bpe_word_before_(const Bpe *bpe, const char *text, int64_t at) {
+    int64_t from = at - 1;
+    while (from > 0 && at - from < 4 && (text[from] & 0xC0) == 0x80) from--;
+    int size;
+    const int class = bpe_class_(bpe, text + from, at - from, &size);
+    return size != at - from || class != UNICODE_SPACE; // another size: a byte that is not UTF-8
+}
+
+// The last place in (0, bytes) where the text may be cut and each part encoded alone with the same result, or 0. Between a character that is
+// no space and a space a word always ends, and neither NFC nor the look-ahead of \s+(?!\S) goes across it; for BPE_GPT2 also before a newline,
+// for the others, whose words may end in newlines, between these and what is no space.
 static inline int64_t bpe_cut(const Bpe *bpe, const char *text, int64_t bytes) {
-    if (bpe->prefix_space || bpe->added_newline) return 0;
+    if (bpe->prefix_space || bpe->added_blank) return 0;
     for (int64_t at = bytes - 1; at > 0; at--) {
-        if (text[at - 1] == '\n' && text[at] > 32 && text[at] < 127) return at;
+        int size;
+        if ((text[at] == ' ' || (text[at] == '\n' && bpe->pattern == BPE_GPT2)) && bpe_word_before_(bpe, text, at)) return at;
+        if (text[at - 1] != '\n' || bpe->pattern == BPE_GPT2 || bytes - at < 4) continue; // 4: the character is all there
+        if (bpe_class_(bpe, text + at, bytes - at, &size) != UNICODE_SPACE) return at;
     }
     return 0;
 }

@@ -82,7 +82,7 @@ static inline bool bpe_add_(Bpe *bpe, const json_t *entry, const json_t *vocab, 
                         .bytes = (int64_t)json_string_length(content),
                         .special = bpe_flag_(entry, "special"),
                         .normalized = bpe_flag_(entry, "normalized")};
-    bpe->added_newline = bpe->added_newline || strchr(text, '\n') != NULL;
+    bpe->added_blank = bpe->added_blank || strpbrk(text, " \n") != NULL;
     for (int64_t i = 0; bpe->nfc && added->normalized && i < added->bytes; i++) {
         if ((unsigned char)text[i] >= 0x80)
             return fail(error, CODE_INPUT, "%.300s: added_tokens: '%.60s': beyond ASCII with normalized true is not built in", name, text);

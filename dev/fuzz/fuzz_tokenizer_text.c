@@ -20,12 +20,12 @@ static Bpe *create(const char *pre_tokenizer, const char *normalizer) {
     size_t at = 0;
     at += (size_t)snprintf(text + at, sizeof text - at, "{\"pre_tokenizer\":%s,\"normalizer\":%s,\"decoder\":{\"type\":\"ByteLevel\"},",
                            pre_tokenizer, normalizer);
-    at += (size_t)snprintf(
-        text + at, sizeof text - at,
-        "\"added_tokens\":[{\"id\":262,\"content\":\"<x>\",\"special\":true},{\"id\":263,\"content\":\"<x\"}],"
-        "\"model\":{\"merges\":[\"a a\",\"aa aa\",\"\xC4\xA0 a\",\"\xC3\xA2 \xC4\xA2\",\"' s\",\"aa a\"],\"vocab\":{\"aa\":256,\"aaaa\":257,"
-        "\"\xC4\xA0"
-        "a\":258,\"\xC3\xA2\xC4\xA2\":259,\"'s\":260,\"aaa\":261");
+    at += (size_t)snprintf(text + at, sizeof text - at,
+                           "\"added_tokens\":[{\"id\":264,\"content\":\"<x>\",\"special\":true},{\"id\":265,\"content\":\"<x\"}],"
+                           "\"model\":{\"merges\":[\"a a\",\"aa aa\",\"\xC4\xA0 a\",\"\xC3\xA2 \xC4\xA2\",\"' s\",\"aa a\",\"\xC4\xA0 "
+                           "\xC4\x8A\",\"\xC4\x8D \xC4\x8A\"],\"vocab\":{\"aa\":256,\"aaaa\":257,"
+                           "\"\xC4\xA0"
+                           "a\":258,\"\xC3\xA2\xC4\xA2\":259,\"'s\":260,\"aaa\":261,\"\xC4\xA0\xC4\x8A\":262,\"\xC4\x8D\xC4\x8A\":263");
     for (uint32_t code = 0, id = 0; id < 256; code++) {
         char letter[5] = {0};
         if (bpe_byte_of_(code) < 0) continue;

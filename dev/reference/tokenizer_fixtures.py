@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""Writes dev/fixtures/tokenizer: small byte-level BPE tokenizers, trained on this repository's README and trainer, in every form that
-llmc/tokenizer_json.h accepts, each with texts and the ids that the tokenizers library gives (NAME.cases.json: hexadecimal bytes; ids with
-special tokens as text, and ids with them found where these differ)."""
+"""Writes dev/fixtures/tokenizer: small byte-level BPE tokenizers in every form that llmc/tokenizer_json.h accepts, texts.json, and for each
+tokenizer NAME.ids.json: the ids that the tokenizers library gives for each text, with special tokens as text, and with them found
+(null: the same).
+
+Merges are learnt from the texts themselves without cutting these into words, so that a word that ends at the wrong place shows in the ids."""
 
 import json
 import os
@@ -26,79 +28,89 @@ def split(pattern):
     return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), level(use_regex=False)])
 
 
-def train(pre_tokenizer, vocab, special=()):
+def train(pre_tokenizer, vocab, texts, special=()):
     bpe = tokenizers.Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizer
+    bpe.pre_tokenizer = level(use_regex=False)
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab, special_tokens=list(special), initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
-    texts = [open(os.path.join(ROOT, name), encoding="utf-8").read() for name in ("README.md", "train_gpt.c")]
-    bpe.train_from_iterator(texts + ["日本語 中文 한글 naïve café 123 456 it's we'll"] * 20, trainer)
+    # a plain text too, for words that take several merges
+    readme = open(os.path.join(ROOT, "README.md"), encoding="utf-8").read()
+    bpe.train_from_iterator(texts + readme.splitlines(keepends=True), trainer)
+    bpe.pre_tokenizer = pre_tokenizer
     return bpe
 
 
-def gpt2():
-    return train(level(), 420, ["<|endoftext|>"])
+def gpt2(vocab, texts):
+    return train(level(), vocab, texts, ["<|endoftext|>"])
 
 
-def llama3():
+def llama3(vocab, texts):
     """Special tokens behind the vocabulary; words that no merge makes, which ignore_merges finds."""
-    data = json.loads(train(split(LLAMA3), 420).to_str())
+    data = json.loads(train(split(LLAMA3), vocab, texts).to_str())
     data["model"]["ignore_merges"] = True
     longest = [(a, b) for a, b in map(tuple, data["model"]["merges"]) if len(a + b) > 4]
     data["model"]["merges"] = [list(m) for m in map(tuple, data["model"]["merges"]) if m not in longest[::3]]
     bpe = tokenizers.Tokenizer.from_str(json.dumps(data))
     bpe.add_special_tokens(["<|begin_of_text|>", "<|end_of_text|>"])
-    bpe.post_processor = tokenizers.processors.TemplateProcessing(single="<|begin_of_text|> $A", special_tokens=[("<|begin_of_text|>", 420)])
+    bpe.post_processor = tokenizers.processors.TemplateProcessing(single="<|begin_of_text|> $A", special_tokens=[("<|begin_of_text|>", vocab)])
     return bpe
 
 
-def qwen():
-    """NFC; added tokens that are not special, one inside another, one inside a special one, one looked for after NFC."""
-    bpe = train(split(QWEN2), 420)
+def qwen(vocab, texts):
+    """NFC; added tokens that are not special, one the beginning of another, one inside a special one, one looked for after NFC."""
+    bpe = train(split(QWEN2), vocab, texts)
     bpe.normalizer = normalizers.NFC()
     bpe.add_special_tokens(["<|endoftext|>", "<|im_start|>"])
-    bpe.add_tokens([AddedToken(t, normalized=False) for t in ("<tool>", "<toolbox>", "im_st", "café>", "e\u0301>")])
+    bpe.add_tokens([AddedToken(t, normalized=False) for t in ("<tool", "<toolbox>", "im_st", "café>", "e\u0301>")])
     bpe.add_tokens([AddedToken("hello", normalized=True)])
     return bpe
 
 
-def prefix():
+def prefix(vocab, texts):
     """A space in front; merges written as 'a b'."""
-    bpe = train(level(prefix=True), 300)
+    bpe = train(level(prefix=True), vocab, texts)
     bpe.add_special_tokens(["<|endoftext|>"])
     return bpe
 
 
-def cases(bpe, texts):
-    found = []
-    for text in texts:
-        bpe.encode_special_tokens = True
-        plain = bpe.encode(text, add_special_tokens=False).ids
-        bpe.encode_special_tokens = False
-        special = bpe.encode(text, add_special_tokens=False).ids
-        found.append({"text": text.encode().hex(), "ids": plain} | ({"special": special} if special != plain else {}))
-    return found
+def ids(bpe, texts, special):
+    bpe.encode_special_tokens = not special
+    return [bpe.encode(text, add_special_tokens=False).ids for text in texts]
+
+
+def write(path, value):
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(value, file, ensure_ascii=False, separators=(",", ":"))
+        file.write("\n")
+
+
+def create(folder, vocab, texts):
+    """Writes the tokenizers; returns their paths."""
+    paths = []
+    for make in (gpt2, llama3, qwen, prefix):
+        bpe = make(vocab, texts)
+        data = json.loads(bpe.to_str())
+        if make is prefix:
+            data["model"]["merges"] = [" ".join(m) for m in data["model"]["merges"]]
+        paths.append(f"{folder}/{make.__name__}.json")
+        write(paths[-1], data)
+        if make is gpt2:
+            os.makedirs(folder + "/pair", exist_ok=True)
+            bpe.model.save(folder + "/pair")
+    return paths
 
 
 def main():
     shutil.rmtree(OUT, ignore_errors=True)
-    os.makedirs(OUT + "/pair")
-    texts = [t for t in tokenizer_texts.fixed() if len(t) < 400] + tokenizer_texts.random_texts(7, 60)
-    for make in (gpt2, llama3, qwen, prefix):
-        bpe = make()
-        data = json.loads(bpe.to_str())
-        if make is prefix:
-            data["model"]["merges"] = [" ".join(m) for m in data["model"]["merges"]]
-        with open(f"{OUT}/{make.__name__}.json", "w", encoding="utf-8") as file:
-            json.dump(data, file, ensure_ascii=False, separators=(",", ":"))
-            file.write("\n")
-        with open(f"{OUT}/{make.__name__}.cases.json", "w", encoding="utf-8") as file:
-            rows = cases(tokenizers.Tokenizer.from_str(json.dumps(data)), texts)
-            file.write("[\n" + ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows) + "\n]\n")
-        if make is gpt2:
-            bpe.model.save(OUT + "/pair")
+    texts = tokenizer_texts.fixed() + [t for t in tokenizer_texts.random_texts(7, 60) if len(t) < 300]
+    os.makedirs(OUT)
+    write(OUT + "/texts.json", texts)
+    for path in create(OUT, 600, texts):
+        bpe = tokenizers.Tokenizer.from_file(path)
+        plain, special = ids(bpe, texts, False), ids(bpe, texts, True)
+        write(path.removesuffix(".json") + ".ids.json", [plain, [b if b != a else None for a, b in zip(plain, special)]])
 
 
 if __name__ == "__main__":

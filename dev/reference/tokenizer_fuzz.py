@@ -1,17 +1,18 @@
 #!/usr/bin/env python3
 """Compares ids and decoded text of llmc/tokenizer.h with the tokenizers library's on random texts (make build/tokenizer_ids first).
 
-  dev/reference/tokenizer_fuzz.py [--count N] [--seed S] TOKENIZER.json...    default: the fixtures
+  dev/reference/tokenizer_fuzz.py [--count N] [--seed S] TOKENIZER.json...    default: new ones of 6000 tokens, in the forms of the fixtures
 """
 
 import argparse
-import glob
 import os
 import random
 import struct
 import subprocess
 import sys
+import tempfile
 
+import tokenizer_fixtures
 import tokenizer_texts
 import tokenizers
 
@@ -54,7 +55,8 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("tokenizers", nargs="*")
     options = parser.parse_args()
-    paths = options.tokenizers or sorted(p for p in glob.glob(ROOT + "/dev/fixtures/tokenizer/*.json") if "cases" not in p)
+    folder = tempfile.TemporaryDirectory()
+    paths = options.tokenizers or tokenizer_fixtures.create(folder.name, 6000, tokenizer_texts.random_texts(options.seed + 1, 4000))
     wrong = 0
     for path in paths:
         texts = tokenizer_texts.fixed() + tokenizer_texts.random_texts(options.seed, options.count)

@@ -40,10 +40,15 @@ def text(r):
 
 
 def fixed():
-    """A few texts that name what they are about."""
-    every = [" ".join(PIECES), "".join(PIECES), "'".join(PIECES), "1".join(PIECES), "a".join(PIECES)]
-    runs = [" " * 300 + "x", "\n" * 100, "a" * 1000, "ab" * 500, "1" * 100, "!" * 100, "\u0301" * 50, "a" + "\u0327\u0301" * 30, "\u65e5" * 100, " \n" * 50 + " x"]
-    return ["", " ", "\n", "a", *every, *runs]
+    """Every piece beside several others, and runs."""
+    r = random.Random(3)
+    texts = ["", " ", "\n", "a"]
+    for between in ("", " ", "'", "1", "a", "\n"):
+        pieces = list(PIECES)
+        r.shuffle(pieces)
+        texts += [between.join(pieces[i : i + 20]) for i in range(0, len(pieces), 20)]
+    runs = (" " * 60 + "x", "\n" * 30, "a" * 70, "ab" * 40, "1" * 40, "!" * 30, "\u0301" * 20, "a" + "\u0327\u0301" * 10, "\u65e5" * 20, " \n" * 9 + " x")
+    return [*texts, *runs]
 
 
 def random_texts(seed, count):

@@ -39,9 +39,9 @@ for name in gpt2 llama3 pair; do
     cmp -s <(head -c "$(stat -c %s "$dir/text.txt")" "$dir/back.txt") "$dir/text.txt"
     verdict $? "$name: the same bytes come back"
 done
-grep -q '"vocab_size": 420, "eot_id": 0, "documents": 1' "$dir/gpt2.json" && grep -q "\"tokenizer\": \"$PWD/$fixtures/gpt2.json\"" "$dir/gpt2.json"
+grep -q '"vocab_size": 600, "eot_id": 0, "documents": 1' "$dir/gpt2.json" && grep -q "\"tokenizer\": \"$PWD/$fixtures/gpt2.json\"" "$dir/gpt2.json"
 verdict $? "gpt2: $(cat "$dir/gpt2.json")"
-grep -q '"vocab_size": 422, "eot_id": 421' "$dir/llama3.json"
+grep -q '"vocab_size": 602, "eot_id": 601' "$dir/llama3.json"
 verdict $? "llama3: eot by its usual name"
 cmp -s "$dir/gpt2.bin" "$dir/pair.bin"
 verdict $? "vocab.json and merges.txt give the ids of tokenizer.json"
@@ -50,7 +50,7 @@ for _ in $(seq 70); do cat "$dir/text.txt"; done >"$dir/long.txt"
 OMP_NUM_THREADS=1 ./tokenize --tokenizer $fixtures/qwen.json --out "$dir/one" "$dir/long.txt" >/dev/null && OMP_NUM_THREADS=4 ./tokenize --tokenizer $fixtures/qwen.json \
     --out "$dir/four" - <"$dir/long.txt" >/dev/null && cmp -s "$dir/one.bin" "$dir/four.bin"
 verdict $? "one thread or four: the same $(stat -c %s "$dir/one.bin") bytes"
-./tokenize --tokenizer $fixtures/llama3.json --eot '<|begin_of_text|>' --lines --out "$dir/lines" README.md >/dev/null && grep -q '"eot_id": 420' "$dir/lines.json"
+./tokenize --tokenizer $fixtures/llama3.json --eot '<|begin_of_text|>' --lines --out "$dir/lines" README.md >/dev/null && grep -q '"eot_id": 600' "$dir/lines.json"
 verdict $? "--eot names another end of document"
 cp $fixtures/llama3.json "$dir/moved.json" && ./tokenize --tokenizer "$dir/moved.json" --out "$dir/beside" README.md >/dev/null && grep -q '"tokenizer": "moved.json"' "$dir/beside.json"
 verdict $? "a tokenizer beside the data is named by its file"
@@ -60,16 +60,16 @@ train --train "$dir/gpt2.bin" --prompt 'Token files are' && grep -q 'Token files
 verdict $? "the data's tokenizer: $(grep -a 'Token files are' "$dir/stdout" | head -n 1 | cut -c1-80)"
 mv "$dir/beside.json" "$dir/none.json"
 refused 2 '^train_gpt: --prompt: the tokenizer of the data \(unknown\) is not there, wanted --tokenizer' \
-    ./train_gpt --layers 1 --channels 32 --heads 2 --vocab 500 --train "$dir/beside.bin" --prompt x
-train --train "$dir/beside.bin" --tokenizer $fixtures/llama3.json --prompt $'caf\xc3\xa9 \xe6\x97\xa5\xe6\x9c\xac' --dry-run && grep -q 'vocabulary 422' "$dir/stdout"
+    ./train_gpt --layers 1 --channels 32 --heads 2 --vocab 700 --train "$dir/beside.bin" --prompt x
+train --train "$dir/beside.bin" --tokenizer $fixtures/llama3.json --prompt $'caf\xc3\xa9 \xe6\x97\xa5\xe6\x9c\xac' --dry-run && grep -q 'vocabulary 602' "$dir/stdout"
 verdict $? "--tokenizer sets the vocabulary"
 train --train "$dir/beside.bin" --tokenizer $fixtures/llama3.json --prompt $'caf\xc3\xa9 \xe6\x97\xa5\xe6\x9c\xac' --out "$dir/run" && grep -q $'caf\xc3\xa9 \xe6\x97\xa5\xe6\x9c\xac' "$dir/stdout"
 verdict $? "--tokenizer: $(grep -a caf "$dir/stdout" | head -n 1 | cut -c1-80)"
 
 echo "refusals"
 flags=(--layers 1 --channels 32 --heads 2 --steps 1)
-refused 3 "^train_gpt: --tokenizer: has 422 tokens, the token files say 420" ./train_gpt "${flags[@]}" --train "$dir/gpt2.bin" --tokenizer $fixtures/llama3.json
-refused 2 "^train_gpt: --vocab: got 300, the tokenizer has 422" ./train_gpt "${flags[@]}" --train "$dir/beside.bin" --vocab 300 --tokenizer $fixtures/llama3.json
+refused 3 "^train_gpt: --tokenizer: has 602 tokens, the token files say 600" ./train_gpt "${flags[@]}" --train "$dir/gpt2.bin" --tokenizer $fixtures/llama3.json
+refused 2 "^train_gpt: --vocab: got 300, the tokenizer has 602" ./train_gpt "${flags[@]}" --train "$dir/beside.bin" --vocab 300 --tokenizer $fixtures/llama3.json
 refused 3 "^train_gpt: .*/none: cannot open: No such file" ./train_gpt "${flags[@]}" --train "$dir/gpt2.bin" --tokenizer "$dir/none"
 refused 3 "^train_gpt: README.md: line 1: not JSON" ./train_gpt "${flags[@]}" --train "$dir/gpt2.bin" --tokenizer README.md
 refused 3 "^tokenize: $dir: holds no tokenizer.json" ./tokenize --tokenizer "$dir" --out "$dir/x" README.md
