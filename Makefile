@@ -62,6 +62,7 @@ help:
 	@echo "make unit         build/test_*; make unit-asan: under AddressSanitizer and UndefinedBehaviorSanitizer"
 	@echo "make fuzzers      build/fuzz_* (clang)"
 	@echo "make schedules    docs/schedule_*.svg: timelines of the pipeline schedules"
+	@echo "make layouts-full every legal layout of 1, 2, 4 and 8 ranks against one rank (hours)"
 	@echo "make mutants      one-line faults, each of which must make a test fail"
 	@echo "make headers      every header compiles alone; make CC=clang syntax: warnings of another compiler"
 	@echo "make format       clang-format over the sources"
@@ -90,18 +91,25 @@ $(BUILD)/test_%: dev/test/test_%.c $(HEADERS) Makefile
 $(BUILD)/test_%_asan: dev/test/test_%.c $(HEADERS) Makefile
 	@mkdir -p $(BUILD)
 	$(CC) $(BASE_FLAGS) $(DEFINES) $(SANITIZE) $< -o $@ $(LIBS)
-# Makes the k-th system call of a kind fail; preloaded by test_checkpoint into its children.
+# Makes the k-th system call of a kind fail; preloaded by test_checkpoint into its children and by checkpoint_ranks.sh.
 $(BUILD)/shim_io.so: dev/test/shim_io.c Makefile
 	@mkdir -p $(BUILD)
 	$(CC) -std=c11 -D_GNU_SOURCE $(WARN) -O1 -g -shared -fPIC $< -o $@ -ldl
 $(BUILD)/test_checkpoint $(BUILD)/test_checkpoint_asan: | $(BUILD)/shim_io.so
+$(BUILD)/test_layouts $(BUILD)/test_layouts_asan: train_gpt.c
 $(BUILD)/bench_%: dev/bench/bench_%.c $(HEADERS) Makefile
 	@mkdir -p $(BUILD)
 	$(COMPILE) $< -o $@ $(LIBS)
 $(BUILD)/make_tokens: dev/bench/make_tokens.c $(HEADERS) Makefile
 	@mkdir -p $(BUILD)
 	$(COMPILE) $< -o $@ $(LIBS)
-$(BUILD)/compare_grads: dev/test/compare_grads.c $(HEADERS) Makefile
+$(BUILD)/compare_%: dev/test/compare_%.c $(HEADERS) Makefile
+	@mkdir -p $(BUILD)
+	$(COMPILE) $< -o $@ $(LIBS)
+$(BUILD)/peak_memory: dev/test/peak_memory.c $(HEADERS) Makefile
+	@mkdir -p $(BUILD)
+	$(COMPILE) $< -o $@ $(LIBS)
+$(BUILD)/resave: dev/test/resave.c train_gpt.c $(HEADERS) Makefile
 	@mkdir -p $(BUILD)
 	$(COMPILE) $< -o $@ $(LIBS)
 $(BUILD)/plot_schedule: dev/plot_schedule.c $(HEADERS) Makefile
@@ -144,6 +152,10 @@ schedules: $(BUILD)/plot_schedule
 bench: train_gpt
 	dev/bench/step.sh
 
+# Every legal layout on 1 to 8 ranks; the covering lists, dev/test/layouts.sh alone, are part of scripts/test.sh.
+layouts-full: $(BUILD)/test_layouts
+	dev/test/layouts.sh --full
+
 # One-line faults, each of which must make its test fail (dev/mutants).
 mutants:
 	python3 dev/mutants/run.py
@@ -151,4 +163,4 @@ mutants:
 clean:
 	rm -rf $(BUILD) train_gpt train_gpt_asan tokenize tokenize_asan test_gpt test_gpt_asan
 
-.PHONY: all help banner headers syntax $(SYNTAX) format unit unit-asan fuzzers schedules bench mutants clean
+.PHONY: all help banner headers syntax $(SYNTAX) format unit unit-asan fuzzers schedules bench layouts-full mutants clean

@@ -22,7 +22,7 @@ static Subject *subject_open(const ModelConfig *config, int precision, int64_t B
     Options *o = &s->options;
     options_defaults(o);
     o->precision = precision;
-    o->micro_batch = B;
+    o->micro_batch = o->global_batch = B;
     o->seq = T;
     o->schedule = SCHEDULE_CONSTANT;
     o->lr = optimizer->lr;
@@ -85,6 +85,10 @@ static void subject_gradients(Subject *s, const NaiveBatch *batches, int count) 
         step.valid += micros[i].valid;
     }
     step.valid_global = step.valid;
+    Error error = {0};
+    const ScheduleShape shape = {SCHEDULE_1F1B, 1, count, 1};
+    schedule_free(&s->trainer.schedule);
+    if (!schedule_build(&s->trainer.schedule, &shape, 0, &error)) die_error(&error);
     step_begin(&s->trainer, ++s->step);
     s->trainer.dropout_key = batches[0].dropout_key;
     accumulate_gradients(&s->trainer, &step);
@@ -112,12 +116,12 @@ static void subject_logits(Subject *s, const NaiveBatch *batch, float *logits) {
     Device *d = &t->device;
     const int64_t C = s->config.channels, V = s->config.vocab, N = batch->tokens;
     MicroBatch micro = subject_batch(batch);
-    const Packing packing = upload(t, &micro);
-    forward(t, &packing);
+    Buffer w[TENSOR_KINDS];
+    (void)forward_only(t, &micro);
+    zero_weights(&t->zero, unit_of_head_weight(t), w);
     for (int64_t n = 0; n < N; n += t->acts.chunk) {
         const int64_t count = min_i64(t->acts.chunk, N - n);
-        d->linear_forward(d, t->acts.logits, ABSENT, buffer_at(t->acts.norm, n * C), unit_of_head_weight(t).weight[model_head_kind(&s->config)],
-                          ABSENT, count, C, V);
+        d->linear_forward(d, t->acts.logits, ABSENT, buffer_at(t->acts.slots[0].norm, n * C), w[model_head_kind(&s->config)], ABSENT, count, C, V);
         d->copy_out(d, logits + n * V, t->acts.logits.data, (size_t)(count * V) * sizeof *logits);
     }
     microbatch_free(&micro);

@@ -1,41 +1,57 @@
-// train_gpt.c: the trainer. Reads top to bottom: the trainer's state, forward, backward, one optimizer step, validation,
-// generation, checkpoints, main. Started by mpirun, every rank runs it on its share of the global batch (data parallel). Every op is a call through
-// the device table (llmc/device.h); shapes are in the legend of llmc/model.h.
+// train_gpt.c: the trainer. Reads top to bottom: the trainer's state, forward, backward, one optimizer step, validation, generation,
+// checkpoints, main. Started by mpirun, every rank runs it for its part of the model (tensor parallelism, pipeline stages: llmc/layout.h), of the
+// batch (data parallelism) and of the state (ZeRO: llmc/zero.h). Every op is a call through the device table (llmc/device.h); shapes are in the
+// legend of llmc/model.h. Under tensor parallelism the widths are this rank's (layout.local). N counts the tokens of a micro-batch, S those of them
+// whose residual stream this rank holds: N/tp with sequence parallelism, else all.
 
-#include "llmc/activations.h" // Activations, activations_layout
-#include "llmc/base.h"        // Error, die, clock_ms
-#include "llmc/checkpoint.h"  // checkpoint_save, checkpoint_load
-#include "llmc/comm.h"        // Comm, comm_all_reduce
-#include "llmc/cpu/cpu.h"     // device_cpu
-#include "llmc/cpu/threads.h" // threads_wait_briefly
-#include "llmc/device.h"      // Device, Buffer
-#include "llmc/loader.h"      // Loader, StepBatch, MicroBatch
-#include "llmc/model.h"       // Model, tensor table
-#include "llmc/monitor.h"     // Monitor
-#include "llmc/optimizer.h"   // learning_rate, optimizer_update
-#include "llmc/options.h"     // Options
-#include "llmc/plan.h"        // plan_print
-#include "llmc/rope.h"        // rope_table_fill
-#include "llmc/sampling.h"    // sampling_choose
-#include "llmc/signals.h"     // signals_block, signals_stop_requested
-#include "llmc/tokenizer.h"   // tokenizer_encode, tokenizer_decode
-#include "llmc/zero.h"        // Zero, Unit
+#include "llmc/activations.h"     // Activations, activations_layout
+#include "llmc/base.h"            // Error, die, clock_ms
+#include "llmc/checkpoint.h"      // checkpoint_find, checkpoint_open
+#include "llmc/checkpoint_read.h" // checkpoint_read
+#include "llmc/checkpoint_save.h" // checkpoint_save
+#include "llmc/comm.h"            // Comm, comm_all_reduce
+#include "llmc/cpu/cpu.h"         // device_cpu
+#include "llmc/cpu/threads.h"     // threads_wait_briefly
+#include "llmc/device.h"          // Device, Buffer
+#include "llmc/layout.h"          // Layout, layout_create
+#include "llmc/loader.h"          // Loader, StepBatch, MicroBatch
+#include "llmc/model.h"           // Model, tensor table
+#include "llmc/monitor.h"         // Monitor
+#include "llmc/optimizer.h"       // learning_rate, optimizer_config
+#include "llmc/options.h"         // Options
+#include "llmc/plan.h"            // plan_print
+#include "llmc/rope.h"            // rope_table_fill
+#include "llmc/sampling.h"        // sampling_choose
+#include "llmc/schedule.h"        // Schedule, Action
+#include "llmc/signals.h"         // signals_block, signals_stop_requested
+#include "llmc/tokenizer.h"       // tokenizer_encode, tokenizer_decode
+#include "llmc/trace.h"           // Trace, trace_begin
+#include "llmc/zero_comm.h"       // Zero, zero_weights, zero_gradients
 
 typedef struct {
     const Options *options;
-    Comm *comm; // all ranks are replicas: each holds the whole model
+    Comm *comm;
+    Layout layout;                    // what of the model this rank holds
+    CommGroup *groups[LAYOUT_GROUPS]; // NULL: this rank is in none
+    CommGroup *downstream, *upstream; // the stages again: activations go down, gradients up
     Model model;
     Device device;
-    Dtype dtype; // of weights and activations
-    Zero zero;   // parameters, gradients, optimizer state
+    Dtype dtype;       // of weights and activations
+    Zero zero;         // parameters, gradients, optimizer state
+    Schedule schedule; // what this stage does in a step
     Activations acts;
     void *arena; // of acts
     size_t arena_bytes;
+    const MicroBatch *uploaded; // whose tokens the device holds, as:
+    Packing packing;
+    int32_t *filler;                        // (2 * granularity) zeros, then -1s
+    CommHandle *input_received, *slot_sent; // messages on their way, by the buffer that they use
+    CommHandle *gradient_received, *gradient_sent;
+    Trace trace;
     StepState *state;        // device memory
     int64_t optimizer_steps; // updates applied so far
     uint64_t dropout_key;    // of the running step
     uint32_t keep_threshold; // 65536 outside of training: nothing is dropped
-    CommHandle *reductions;  // (units) of gradients, in flight
     uint64_t init_hash;
     double peak_flops; // rate of a large matrix product: what MFU is a share of
 } Trainer;
@@ -45,15 +61,32 @@ static const Buffer ABSENT = {NULL, DTYPE_F32};
 // ----------------------------------------------------------------------------
 // Creation
 
-// Where the exact fp32 value of a parameter lives: the parameter itself, or its master copy.
-static Buffer full_precision(const Trainer *t, int tensor) {
-    return buffer_at(t->dtype == DTYPE_F32 ? t->zero.param : t->zero.master, t->zero.offset[tensor]);
+// Where the exact fp32 values of this rank's shard of a unit live: the parameters themselves, or their master copy.
+static Buffer full_precision(const Trainer *t, int unit) {
+    const ZeroShard shard = zero_shard(&t->zero, unit);
+    return t->dtype == DTYPE_F32 ? shard.param : shard.master;
 }
 
-// Brings the parameters of a tensor in line with their master copy.
-static void round_to_storage(Trainer *t, int tensor) {
-    if (t->dtype == DTYPE_F32) return;
-    t->device.cast(&t->device, buffer_at(t->zero.param, t->zero.offset[tensor]), full_precision(t, tensor), t->model.tensors[tensor].elements);
+// Brings the parameters of every unit in line with what their owners hold, and tells the other ranks.
+static void publish_parameters(Trainer *t, bool round) {
+    for (int u = 0; u < t->model.units; u++) {
+        if (t->zero.range[u].count == 0) continue;
+        const ZeroShard shard = zero_shard(&t->zero, u);
+        if (round && t->dtype != DTYPE_F32) t->device.cast(&t->device, shard.param, shard.master, shard.count);
+        zero_publish(&t->zero, u);
+    }
+    zero_publish_finish(&t->zero);
+}
+
+// Initial values of elements [from, from+count) of a tensor's part. Returns their contribution to the init hash.
+static uint64_t init_values(const Tensor *tensor, const Part *part, uint64_t key, int64_t from, int64_t count, float *values) {
+    uint64_t hash = 0;
+    for (int64_t done = 0, run; done < count; done += run) {
+        const int64_t element = layout_global_element(tensor, part, from + done, count - done, &run);
+        model_init_values(tensor, key, element, run, values + done);
+        hash += model_hash_values(tensor, element, run, values + done);
+    }
+    return hash;
 }
 
 // Initial parameters are drawn on the host from (seed, tensor, element), a piece at a time: the same for every layout.
@@ -61,63 +94,134 @@ static void trainer_init_parameters(Trainer *t) {
     enum { SLICE = 1 << 14, PIECE = 256 * SLICE };
     const uint64_t key = rng_key((uint64_t)t->options->seed, RNG_INIT);
     float *values = base_new(PIECE, sizeof *values);
-    uint64_t hash = 0;
+    uint64_t sum = 0;
     for (int i = 0; i < t->model.count; i++) {
         const Tensor *tensor = &t->model.tensors[i];
-        for (int64_t begin = 0; begin < tensor->elements; begin += PIECE) {
-            const int64_t count = min_i64(PIECE, tensor->elements - begin);
+        const Part *part = &t->zero.part[i];
+        const ZeroPiece piece = zero_piece(&t->zero, i);
+        uint64_t hash = 0;
+        for (int64_t begin = piece.from; begin < piece.to; begin += PIECE) {
+            const int64_t count = min_i64(PIECE, piece.to - begin);
 #pragma omp parallel for schedule(static) reduction(+ : hash)
             for (int64_t slice = 0; slice < ceil_div(count, SLICE); slice++) {
                 const int64_t first = slice * SLICE, length = min_i64(SLICE, count - first);
-                model_init_values(tensor, key, begin + first, length, values + first);
-                hash += model_hash_values(tensor, begin + first, length, values + first);
+                hash += init_values(tensor, part, key, begin + first, length, values + first);
             }
-            t->device.copy_in(&t->device, buffer_at(full_precision(t, i), begin).data, values, (size_t)count * sizeof *values);
+            const Buffer to = buffer_at(full_precision(t, tensor->unit), piece.at + begin - piece.from);
+            t->device.copy_in(&t->device, to.data, values, (size_t)count * sizeof *values);
+            comm_progress(t->comm);
         }
-        round_to_storage(t, i);
+        if (part->counts && t->layout.replica == 0) sum += hash;
     }
     free(values);
-    t->init_hash = hash;
+    comm_all_reduce(t->comm->world, &sum, 1, COMM_I64, COMM_SUM);
+    t->init_hash = sum;
+    publish_parameters(t, true);
 }
 
-// Fills a Trainer, which must not move afterwards: its parts point at each other.
-static void trainer_create(Trainer *t, const Options *options, const ModelConfig *config, Comm *comm) {
-    *t = (Trainer){.options = options, .comm = comm, .model = model_create(config), .device = device_cpu(), .keep_threshold = 65536};
+// Tokens that a micro-batch's number is rounded up to a multiple of: 64, so that packed batches have few different shapes; with sequence
+// parallelism of all ranks' shares.
+static int64_t granularity(const Layout *layout) {
+    int64_t g = 64;
+    while (layout->sp && g % layout->mesh.tp != 0) g += 64;
+    return g;
+}
+
+static void create_groups(Trainer *t) {
+    int *members = base_new((size_t)t->comm->size, sizeof *members);
+    for (int g = 0; g < LAYOUT_GROUPS; g++) {
+        const int count = layout_members(&t->layout, g, members);
+        t->groups[g] = comm_group(t->comm, members, count, layout_group_names[g]);
+    }
+    const int stages = layout_members(&t->layout, LAYOUT_PP, members);
+    t->downstream = comm_group(t->comm, members, stages, "pp downstream");
+    t->upstream = comm_group(t->comm, members, stages, "pp upstream");
+    free(members);
+}
+
+static ActivationShape activation_shape(const Options *o, const Schedule *schedule) {
+    return (ActivationShape){.dtype = o->precision == PRECISION_BF16 ? DTYPE_BF16 : DTYPE_F32,
+                             .micro_batch = o->micro_batch,
+                             .seq = o->seq,
+                             .slots = schedule->slots,
+                             .inputs = schedule->inputs,
+                             .gradients = schedule->gradients,
+                             .stashes = schedule->stashes};
+}
+
+// Activations and the messages that use them.
+static void create_activations(Trainer *t) {
+    const Options *o = t->options;
     Device *device = &t->device;
-    t->dtype = options->precision == PRECISION_BF16 ? DTYPE_BF16 : DTYPE_F32;
-    t->zero = zero_create(device, comm, &t->model, t->dtype);
-    t->reductions = base_new((size_t)t->model.units, sizeof *t->reductions);
-    BlockActs *blocks = base_new((size_t)config->layers, sizeof *blocks);
-    t->arena_bytes = activations_layout(&t->acts, NULL, NULL, config, t->dtype, options->micro_batch, options->seq);
-    t->arena = device->alloc(device, t->arena_bytes);
-    activations_layout(&t->acts, blocks, t->arena, config, t->dtype, options->micro_batch, options->seq);
-    t->state = device->alloc(device, sizeof *t->state);
+    Error error = {0};
+    const ScheduleShape shape = layout_schedule_shape(&t->layout, o);
+    if (!schedule_build(&t->schedule, &shape, t->layout.mesh.at.pp, &error)) die_error(&error);
+    const ActivationShape sizes = activation_shape(o, &t->schedule);
+    activations_create(&t->acts, &t->layout, &sizes);
+    t->arena_bytes = activations_layout(&t->acts, NULL, &t->layout, &sizes);
+    t->arena = comm_alloc(t->comm, t->arena_bytes); // other ranks read what is summed over tensor-parallel ones
+    (void)activations_layout(&t->acts, t->arena, &t->layout, &sizes);
+    t->input_received = base_new((size_t)max_i64(sizes.inputs, 1), sizeof(CommHandle));
+    t->slot_sent = base_new((size_t)max_i64(sizes.slots, 1), sizeof(CommHandle));
+    t->gradient_received = base_new((size_t)max_i64(sizes.gradients, 1), sizeof(CommHandle));
+    t->gradient_sent = base_new((size_t)max_i64(sizes.gradients, 1), sizeof(CommHandle));
+    const int64_t g = granularity(&t->layout);
+    t->filler = base_new((size_t)(2 * g), sizeof *t->filler);
+    for (int64_t i = g; i < 2 * g; i++) t->filler[i] = -1;
+    const ModelConfig *config = &t->model.config;
     if (config->position == POSITION_ROPE) {
-        const size_t count = (size_t)(options->seq * config->head_size);
+        const size_t count = (size_t)(o->seq * config->head_size);
         float *table = base_new(count, sizeof *table);
-        rope_table_fill(table, options->seq, config->head_size, config->rope_theta);
+        rope_table_fill(table, o->seq, config->head_size, config->rope_theta);
         device->copy_in(device, t->acts.rope.data, table, count * sizeof *table);
         free(table);
     }
 }
 
-static void trainer_free(Trainer *t) {
-    Device *device = &t->device;
-    zero_free(&t->zero, device, t->comm);
-    free(t->reductions);
-    device->release(device, t->arena);
-    device->release(device, t->state);
-    free(t->acts.blocks);
-    model_free(&t->model);
-    cpu_close(device);
+// Fills a Trainer, which must not move afterwards: its parts point at each other. Collective; the flags were checked.
+static void trainer_create(Trainer *t, const Options *options, const ModelConfig *config, Comm *comm) {
+    *t = (Trainer){.options = options, .comm = comm, .model = model_create(config), .device = device_cpu(), .keep_threshold = 65536};
+    Error error = {0};
+    if (!layout_create(&t->layout, config, options, comm->size, comm->rank, &error)) die_error(&error);
+    const ZeroConfig sizes = zero_config(options);
+    t->dtype = sizes.dtype;
+    create_groups(t);
+    t->zero = zero_create(&t->device, comm, t->groups, &t->model, &t->layout, &sizes);
+    create_activations(t);
+    t->state = t->device.alloc(&t->device, sizeof *t->state);
 }
 
-// Copies a micro-batch to the device. N is rounded up to a multiple of 64 (where the capacity allows), so that packed
-// batches have few different shapes: the extra tokens are a document of their own without targets.
+static void trainer_free(Trainer *t) {
+    zero_free(&t->zero);
+    comm_release(t->comm, t->arena);
+    t->device.release(&t->device, t->state);
+    activations_free(&t->acts);
+    schedule_free(&t->schedule);
+    free(t->input_received);
+    free(t->slot_sent);
+    free(t->gradient_received);
+    free(t->gradient_sent);
+    free(t->filler);
+    trace_free(&t->trace);
+    comm_group_free(t->upstream);
+    comm_group_free(t->downstream);
+    for (int g = LAYOUT_GROUPS - 1; g >= 0; g--) comm_group_free(t->groups[g]);
+    layout_free(&t->layout);
+    model_free(&t->model);
+    cpu_close(&t->device);
+}
+
+// Tokens that this rank computes for a micro-batch: N rounded up, where the capacity allows. Never none: other ranks may wait for this one.
+static int64_t padded_tokens(const Trainer *t, const MicroBatch *batch) {
+    return min_i64(round_up(max_i64(batch->tokens, 1), granularity(&t->layout)), t->acts.capacity);
+}
+
+// Copies a micro-batch to the device, if it is not there. The extra tokens are a document of their own without targets.
 static Packing upload(Trainer *t, const MicroBatch *batch) {
+    if (t->uploaded == batch) return t->packing;
     Device *device = &t->device;
     Activations *a = &t->acts;
-    const int64_t N = batch->tokens, padded = min_i64(round_up(N, 64), a->capacity), extra = padded - N;
+    const int64_t N = batch->tokens, padded = padded_tokens(t, batch), extra = padded - N;
     const size_t bytes = (size_t)N * sizeof(int32_t);
     device->copy_in(device, a->ids.data, batch->ids, bytes);
     device->copy_in(device, a->targets.data, batch->targets, bytes);
@@ -126,19 +230,53 @@ static Packing upload(Trainer *t, const MicroBatch *batch) {
     device->copy_in(device, a->cu_seqlens.data, batch->cu_seqlens, (size_t)(batch->documents + 1) * sizeof(int32_t));
     Packing packing = {a->cu_seqlens, batch->documents, padded, batch->max_length};
     if (extra > 0) {
-        int32_t filler[64], end = (int32_t)padded;
+        const int32_t end = (int32_t)padded;
         const size_t extra_bytes = (size_t)extra * sizeof(int32_t);
-        memset(filler, 0, sizeof filler);
-        device->copy_in(device, buffer_at(a->ids, N).data, filler, extra_bytes);
-        device->copy_in(device, buffer_at(a->token_index, N).data, filler, extra_bytes);
-        device->copy_in(device, buffer_at(a->positions, N).data, filler, extra_bytes); // 0: T may be smaller than `extra`
-        memset(filler, 0xff, sizeof filler);                                           // -1: no target
-        device->copy_in(device, buffer_at(a->targets, N).data, filler, extra_bytes);
+        device->copy_in(device, buffer_at(a->ids, N).data, t->filler, extra_bytes);
+        device->copy_in(device, buffer_at(a->token_index, N).data, t->filler, extra_bytes);
+        device->copy_in(device, buffer_at(a->positions, N).data, t->filler, extra_bytes); // 0: T may be smaller than `extra`
+        device->copy_in(device, buffer_at(a->targets, N).data, t->filler + granularity(&t->layout), extra_bytes);
         device->copy_in(device, buffer_at(a->cu_seqlens, ++packing.documents).data, &end, sizeof end);
         packing.max_length = max_i64(packing.max_length, extra);
     }
+    t->uploaded = batch;
+    t->packing = packing;
     return packing;
 }
+
+// ----------------------------------------------------------------------------
+// Tensor parallelism. Every rank computes a partial sum of what row-parallel products (o, proj, down; the embedding) write, and of the
+// gradient of what column-parallel ones read. With sequence parallelism (Korthikanti et al. 2022) each sum leaves every rank its own tokens,
+// and they are gathered where a matrix product needs all.
+
+static int64_t own_tokens(const Trainer *t, int64_t N) { return layout_own_tokens(&t->layout, N); }
+
+// Where this rank's tokens of an (N, C) buffer begin.
+static Buffer own_part(const Trainer *t, Buffer buffer, int64_t N) {
+    return buffer_at(buffer, layout_own_first(&t->layout, N) * t->model.config.channels);
+}
+
+// (N, C) = everyone's own tokens
+static void gather_tokens(Trainer *t, Buffer buffer, int64_t N) {
+    if (!t->layout.sp) return;
+    const int64_t count = own_tokens(t, N) * t->model.config.channels;
+    comm_all_gather(t->groups[LAYOUT_TP], buffer.data, own_part(t, buffer, N).data, count, zero_comm_type_(buffer.dtype));
+}
+
+// (N, C) = sum over tensor-parallel ranks; with sequence parallelism only the own tokens of it
+static void sum_partials(Trainer *t, Buffer buffer, int64_t N) {
+    const int64_t C = t->model.config.channels;
+    const CommType type = zero_comm_type_(buffer.dtype);
+    CommGroup *tp = t->groups[LAYOUT_TP];
+    if (t->layout.sp) {
+        comm_reduce_scatter(tp, own_part(t, buffer, N).data, type, buffer.data, own_tokens(t, N) * C, type, COMM_SUM);
+    } else if (t->layout.mesh.tp > 1) {
+        comm_all_reduce(tp, buffer.data, N * C, type, COMM_SUM);
+    }
+}
+
+// A bias that follows a partial sum is added by one rank.
+static Buffer bias_once(const Trainer *t, Buffer bias) { return t->layout.mesh.at.tp == 0 ? bias : ABSENT; }
 
 // ----------------------------------------------------------------------------
 // Forward
@@ -147,29 +285,36 @@ static AttentionShape attention_shape(const ModelConfig *m) { return (AttentionS
 
 // Places where dropout acts: after the embedding, and after attention (2l) and MLP (2l+1) of every block.
 enum { SITE_EMBEDDING = 0xffffff };
-static Dropout dropout_at(const Trainer *t, int64_t site) {
-    return (Dropout){t->dropout_key, (uint32_t)site, t->keep_threshold, t->acts.token_index};
+static Dropout dropout_at(const Trainer *t, int64_t site, int64_t first_token) {
+    return (Dropout){t->dropout_key, (uint32_t)site, t->keep_threshold, buffer_at(t->acts.token_index, first_token)};
+}
+static Dropout own_dropout(const Trainer *t, int64_t site, int64_t N) { return dropout_at(t, site, layout_own_first(&t->layout, N)); }
+
+// The weights of block l; the block that is used next is gathered meanwhile where parameters are shards.
+static void block_weights(Trainer *t, int64_t l, int64_t next, Buffer w[TENSOR_KINDS]) {
+    zero_weights(&t->zero, (int)l + 1, w);
+    if (next >= 0) zero_prefetch(&t->zero, (int)next + 1);
 }
 
-// One block. In: block l-1's mid and, in acts.branch, its MLP's output (the embedding for l = 0). Out: mid, acts.branch.
-static void block_forward(Trainer *t, int64_t l, const Packing *packing) {
-    const ModelConfig *m = &t->model.config;
-    const int64_t N = packing->tokens, C = m->channels;
+// One block. In: a->in for the first of a chunk, else the previous block's mid and, in acts.branch, its MLP's output. Out: a->mid, acts.branch.
+static void block_forward(Trainer *t, int64_t l, int64_t next, BlockActs *a, const BlockActs *previous, const Packing *packing) {
+    const ModelConfig *m = &t->layout.local;
+    const int64_t N = packing->tokens, S = own_tokens(t, N), C = m->channels;
     Device *d = &t->device;
-    const Unit u = zero_unit(&t->zero, (int)l + 1);
-    const Buffer *w = u.weight;
-    BlockActs *a = &t->acts.blocks[l];
-    const Buffer branch = t->acts.branch;
+    const Buffer branch = t->acts.branch, own_branch = own_part(t, branch, N);
+    Buffer w[TENSOR_KINDS];
+    block_weights(t, l, next, w);
 
     // residual (+ the previous block's MLP), norm
-    if (l == 0) {
-        d->norm_forward(d, a->norm1, a->mean1, a->rstd1, ABSENT, a->in, ABSENT, w[TENSOR_NORM1_WEIGHT], w[TENSOR_NORM1_BIAS], NULL, m->norm,
-                        m->norm_eps, N, C);
+    if (previous == NULL) {
+        d->norm_forward(d, own_part(t, a->norm1, N), a->mean1, a->rstd1, ABSENT, a->in, ABSENT, w[TENSOR_NORM1_WEIGHT], w[TENSOR_NORM1_BIAS], NULL,
+                        m->norm, m->norm_eps, S, C);
     } else {
-        const Dropout dropout = dropout_at(t, 2 * (l - 1) + 1);
-        d->norm_forward(d, a->norm1, a->mean1, a->rstd1, a->in, a[-1].mid, branch, w[TENSOR_NORM1_WEIGHT], w[TENSOR_NORM1_BIAS], &dropout, m->norm,
-                        m->norm_eps, N, C);
+        const Dropout dropout = own_dropout(t, 2 * (l - 1) + 1, N);
+        d->norm_forward(d, own_part(t, a->norm1, N), a->mean1, a->rstd1, a->in, previous->mid, own_branch, w[TENSOR_NORM1_WEIGHT],
+                        w[TENSOR_NORM1_BIAS], &dropout, m->norm, m->norm_eps, S, C);
     }
+    gather_tokens(t, a->norm1, N);
     // attention: q, k, v by one product (their weights are neighbours)
     d->linear_forward(d, a->qkv_raw, ABSENT, a->norm1, w[TENSOR_Q_WEIGHT], w[TENSOR_Q_BIAS], N, C, model_qkv_width(m));
     if (m->qk_norm || m->position == POSITION_ROPE) {
@@ -177,166 +322,331 @@ static void block_forward(Trainer *t, int64_t l, const Packing *packing) {
                       attention_shape(m), N);
     }
     d->attention_forward(d, a->att, a->lse, a->qkv, packing, attention_shape(m));
-    d->linear_forward(d, branch, ABSENT, a->att, w[TENSOR_O_WEIGHT], w[TENSOR_O_BIAS], N, model_q_width(m), C);
+    d->linear_forward(d, branch, ABSENT, a->att, w[TENSOR_O_WEIGHT], bias_once(t, w[TENSOR_O_BIAS]), N, model_q_width(m), C);
+    sum_partials(t, branch, N);
     // residual, norm
-    const Dropout dropout = dropout_at(t, 2 * l);
-    d->norm_forward(d, a->norm2, a->mean2, a->rstd2, a->mid, a->in, branch, w[TENSOR_NORM2_WEIGHT], w[TENSOR_NORM2_BIAS], &dropout, m->norm,
-                    m->norm_eps, N, C);
+    const Dropout dropout = own_dropout(t, 2 * l, N);
+    d->norm_forward(d, own_part(t, a->norm2, N), a->mean2, a->rstd2, a->mid, a->in, own_branch, w[TENSOR_NORM2_WEIGHT], w[TENSOR_NORM2_BIAS],
+                    &dropout, m->norm, m->norm_eps, S, C);
+    gather_tokens(t, a->norm2, N);
     // MLP
     if (m->activation == ACTIVATION_GELU) {
         d->linear_forward(d, a->fc, a->act, a->norm2, w[TENSOR_FC_WEIGHT], w[TENSOR_FC_BIAS], N, C, m->ffn);
-        d->linear_forward(d, branch, ABSENT, a->act, w[TENSOR_PROJ_WEIGHT], w[TENSOR_PROJ_BIAS], N, m->ffn, C);
+        d->linear_forward(d, branch, ABSENT, a->act, w[TENSOR_PROJ_WEIGHT], bias_once(t, w[TENSOR_PROJ_BIAS]), N, m->ffn, C);
     } else {
         d->linear_forward(d, a->fc, ABSENT, a->norm2, w[TENSOR_GATE_WEIGHT], w[TENSOR_GATE_BIAS], N, C, 2 * m->ffn);
         d->swiglu_forward(d, a->act, a->fc, N, m->ffn);
-        d->linear_forward(d, branch, ABSENT, a->act, w[TENSOR_DOWN_WEIGHT], w[TENSOR_DOWN_BIAS], N, m->ffn, C);
+        d->linear_forward(d, branch, ABSENT, a->act, w[TENSOR_DOWN_WEIGHT], bias_once(t, w[TENSOR_DOWN_BIAS]), N, m->ffn, C);
+    }
+    sum_partials(t, branch, N);
+}
+
+// out (S, C) = dropout(token vectors + position vectors). Each tensor-parallel rank looks up its share of the vocabulary.
+static void embedding_forward(Trainer *t, Buffer out, const Packing *packing) {
+    const int64_t N = packing->tokens, C = t->model.config.channels;
+    const ModelConfig *m = &t->layout.local;
+    Device *d = &t->device;
+    const Activations *a = &t->acts;
+    const Dropout dropout = own_dropout(t, SITE_EMBEDDING, N);
+    Buffer w[TENSOR_KINDS];
+    zero_weights(&t->zero, 0, w);
+    if (t->layout.mesh.tp == 1) {
+        d->embedding_forward(d, out, a->ids, a->positions, w[TENSOR_WTE], w[TENSOR_WPE], &dropout, N, C, 0, m->vocab);
+        return;
+    }
+    d->embedding_forward(d, a->branch, a->ids, a->positions, w[TENSOR_WTE], bias_once(t, w[TENSOR_WPE]), NULL, N, C, t->layout.vocab_begin,
+                         m->vocab);
+    sum_partials(t, a->branch, N);
+    if (dropout_active(&dropout)) {
+        d->dropout_backward(d, out, own_part(t, a->branch, N), &dropout, own_tokens(t, N), C);
+    } else {
+        d->cast(d, out, own_part(t, a->branch, N), own_tokens(t, N) * C);
     }
 }
 
-// Embedding, blocks, final norm: fills acts.norm, which the head reads.
-static void forward(Trainer *t, const Packing *packing) {
+// A chunk of layers, from its input (the first chunk: from the tokens) to the residual stream behind it (the last chunk: to what the head reads).
+static void chunk_forward(Trainer *t, int chunk, ChunkActs *acts, Buffer input, const Packing *packing) {
     const ModelConfig *m = &t->model.config;
-    const int64_t N = packing->tokens, C = m->channels, L = m->layers;
+    const int64_t N = packing->tokens, S = own_tokens(t, N), C = m->channels;
+    const int64_t first = layout_first_layer(&t->layout, chunk), layers = layout_chunk_layers(&t->layout, chunk);
     Device *d = &t->device;
-    Activations *a = &t->acts;
-    const Unit embedding = zero_unit(&t->zero, 0), head = zero_unit(&t->zero, model_head_unit(&t->model));
-    const Dropout dropout = dropout_at(t, SITE_EMBEDDING), dropout_last = dropout_at(t, 2 * (L - 1) + 1);
 
-    d->embedding_forward(d, a->blocks[0].in, a->ids, a->positions, embedding.weight[TENSOR_WTE], embedding.weight[TENSOR_WPE], &dropout, N, C);
-    for (int64_t l = 0; l < L; l++) block_forward(t, l, packing);
-    d->norm_forward(d, a->norm, a->mean, a->rstd, a->last, a->blocks[L - 1].mid, a->branch, head.weight[TENSOR_NORM_WEIGHT],
-                    head.weight[TENSOR_NORM_BIAS], &dropout_last, m->norm, m->norm_eps, N, C);
+    if (layout_is_first(&t->layout, chunk)) embedding_forward(t, acts->embedding, packing);
+    acts->blocks[0].in = layout_is_first(&t->layout, chunk) ? acts->embedding : input;
+    for (int64_t k = 0; k < layers; k++) {
+        block_forward(t, first + k, k + 1 < layers ? first + k + 1 : -1, &acts->blocks[k], k > 0 ? &acts->blocks[k - 1] : NULL, packing);
+        comm_progress(t->comm);
+    }
+    const Dropout dropout = own_dropout(t, 2 * (first + layers - 1) + 1, N);
+    const Buffer mid = acts->blocks[layers - 1].mid, own_branch = own_part(t, t->acts.branch, N);
+    if (!layout_is_last(&t->layout, chunk)) {
+        d->residual_forward(d, acts->last, mid, own_branch, &dropout, S, C);
+        return;
+    }
+    Buffer w[TENSOR_KINDS];
+    zero_weights(&t->zero, model_head_unit(&t->model), w);
+    d->norm_forward(d, own_part(t, acts->norm, N), acts->mean, acts->rstd, acts->last, mid, own_branch, w[TENSOR_NORM_WEIGHT], w[TENSOR_NORM_BIAS],
+                    &dropout, m->norm, m->norm_eps, S, C);
+    gather_tokens(t, acts->norm, N);
 }
 
 // ----------------------------------------------------------------------------
-// Head and backward. `accumulate`: gradients += (not the first micro-batch of a step), else =.
+// Head and backward. Gradients of weights are = in a step's first micro-batch and += in the others (zero_accumulates).
 
-static Unit unit_of_head_weight(const Trainer *t) { return zero_unit(&t->zero, t->model.config.tied ? 0 : model_head_unit(&t->model)); }
+static int unit_of_head_weight(const Trainer *t) { return t->model.config.tied ? 0 : model_head_unit(&t->model); }
 
-// Losses of all tokens; with `train` also the gradient of acts.norm (into acts.dnorm) and of the head's weight. Logits
+// Cross-entropy of a chunk of tokens from this rank's share of the logits; dlogits optional, in place of the logits where it can be.
+static void chunk_losses(Trainer *t, int64_t first, int64_t count, Buffer dlogits, double dloss) {
+    Device *d = &t->device;
+    const Activations *a = &t->acts;
+    const int64_t V = t->layout.local.vocab, begin = t->layout.vocab_begin;
+    const int tp = t->layout.mesh.tp;
+    const Buffer losses = buffer_at(a->losses, first), targets = buffer_at(a->targets, first);
+    if (tp == 1) {
+        d->cross_entropy(d, losses, dlogits, a->logits, targets, dloss, count, V);
+        return;
+    }
+    d->cross_entropy_local(d, a->stats, a->logits, targets, begin, count, V);
+    comm_all_gather(t->groups[LAYOUT_TP], a->all_stats.data, a->stats.data, count * 3, COMM_F32);
+    d->cross_entropy_merge(d, losses, dlogits, a->logits, a->all_stats, tp, targets, dloss, begin, count, V);
+}
+
+// Losses of all tokens; with `train` also the gradient of the final norm's output (own tokens, in acts.dnorm) and of the head's weight. Logits
 // exist for a chunk of tokens at a time. dloss: derivative of the step's loss by a token's loss.
-static void head(Trainer *t, int64_t N, double dloss, bool train, bool accumulate) {
-    const ModelConfig *m = &t->model.config;
-    const int64_t C = m->channels, V = m->vocab;
+static void head(Trainer *t, const ChunkActs *acts, int64_t N, double dloss, bool train, int microbatch) {
+    const int64_t C = t->model.config.channels, V = t->layout.local.vocab;
     Device *d = &t->device;
     Activations *a = &t->acts;
-    const Unit u = unit_of_head_weight(t);
-    const TensorKind kind = model_head_kind(m);
+    const TensorKind kind = model_head_kind(&t->model.config);
+    const int unit = unit_of_head_weight(t);
+    Buffer w[TENSOR_KINDS], g[TENSOR_KINDS];
+    zero_weights(&t->zero, unit, w);
+    if (train) zero_gradients(&t->zero, unit, g);
+    const bool accumulate = zero_accumulates(&t->zero, microbatch);
     for (int64_t n = 0; n < N; n += a->chunk) {
         const int64_t count = min_i64(a->chunk, N - n);
-        const Buffer norm = buffer_at(a->norm, n * C);
-        d->linear_forward(d, a->logits, ABSENT, norm, u.weight[kind], ABSENT, count, C, V);
-        d->cross_entropy(d, buffer_at(a->losses, n), train ? a->dlogits : ABSENT, a->logits, buffer_at(a->targets, n), dloss, count, V);
+        const Buffer norm = buffer_at(acts->norm, n * C);
+        d->linear_forward(d, a->logits, ABSENT, norm, w[kind], ABSENT, count, C, V);
+        chunk_losses(t, n, count, train ? a->dlogits : ABSENT, dloss);
         if (train) {
-            d->linear_backward_input(d, buffer_at(a->dnorm, n * C), a->dlogits, u.weight[kind], ABSENT, count, C, V);
-            d->linear_backward_weight(d, u.grad[kind], ABSENT, accumulate || n > 0, a->dlogits, norm, count, C, V);
+            d->linear_backward_input(d, buffer_at(a->dnorm, n * C), a->dlogits, w[kind], ABSENT, count, C, V);
+            d->linear_backward_weight(d, g[kind], ABSENT, accumulate || n > 0, a->dlogits, norm, count, C, V);
+        }
+        comm_progress(t->comm);
+    }
+    if (!train) return;
+    sum_partials(t, a->dnorm, N);
+    if (unit != 0 || layout_has_embedding(&t->layout)) return; // done by backward
+    // A tied head far from the embedding: the copy's positions have no gradient here.
+    if (!accumulate && g[TENSOR_WPE].data != NULL) d->zero(d, g[TENSOR_WPE].data, (size_t)(t->model.config.max_seq * C) * sizeof(float));
+    zero_gradients_done(&t->zero, 0, microbatch + 1 == t->schedule.shape.microbatches);
+}
+
+// What of a backward pass is wanted: gradients of the input, of the weights, or both (they are apart in zero-bubble schedules).
+enum { BACKWARD_INPUT = 1, BACKWARD_WEIGHT = 2, BACKWARD_BOTH = 3 };
+
+// Gradient (N, C) of a branch's output from that of the residual stream (S, C): the same, or what dropout leaves of it, of all tokens. It is
+// put into `to` where the residual stream's own memory cannot serve, because other tokens must join it or because it must be kept.
+static Buffer branch_gradient(Trainer *t, Buffer to, Buffer dresidual, int64_t site, int64_t N) {
+    const Dropout dropout = own_dropout(t, site, N);
+    Device *d = &t->device;
+    const int64_t S = own_tokens(t, N), C = t->model.config.channels;
+    if (dropout_active(&dropout)) {
+        d->dropout_backward(d, own_part(t, to, N), dresidual, &dropout, S, C);
+    } else if (t->layout.sp || t->schedule.stashes > 0) {
+        d->cast(d, own_part(t, to, N), dresidual, S * C);
+    } else {
+        return dresidual;
+    }
+    gather_tokens(t, to, N);
+    return to;
+}
+
+// The gradients of a block that fall out of the gradient of its input; where weights' gradients are made later they wait in a stash.
+static const TensorKind norm_kinds[6] = {TENSOR_NORM1_WEIGHT, TENSOR_NORM1_BIAS, TENSOR_NORM2_WEIGHT,
+                                         TENSOR_NORM2_BIAS,   TENSOR_Q_NORM,     TENSOR_K_NORM};
+
+static void block_norm_gradients(Trainer *t, const BlockGrads *s, const Buffer g[TENSOR_KINDS], bool accumulate) {
+    Device *d = &t->device;
+    for (int i = 0; i < 6; i++) {
+        const int64_t count = i < 4 ? t->model.config.channels : t->model.config.head_size;
+        if (g[norm_kinds[i]].data == NULL) continue;
+        if (accumulate) {
+            d->accumulate(d, g[norm_kinds[i]], s->norms[i], count);
+        } else {
+            d->cast(d, g[norm_kinds[i]], s->norms[i], count);
         }
     }
 }
 
-// Gradient of a branch's output from that of the residual stream: the same, or masked by dropout.
-static Buffer branch_gradient(Trainer *t, int64_t site, int64_t N) {
-    const Dropout dropout = dropout_at(t, site);
-    if (!dropout_active(&dropout)) return t->acts.dresidual;
-    t->device.dropout_backward(&t->device, t->acts.dbranch, t->acts.dresidual, &dropout, N, t->model.config.channels);
-    return t->acts.dbranch;
-}
-
-// One block. acts.dresidual: gradient of the residual stream behind the block becomes that before it.
-static void block_backward(Trainer *t, int64_t l, const Packing *packing, bool accumulate) {
-    const ModelConfig *m = &t->model.config;
-    const int64_t N = packing->tokens, C = m->channels, Q = model_q_width(m), QKV = model_qkv_width(m), FF = m->ffn;
+// One block. dresidual: gradient of the residual stream (own tokens) behind the block becomes that before it. s holds the gradients of matrix
+// products' outputs.
+static void block_backward(Trainer *t, int64_t l, int64_t next, BlockActs *a, BlockGrads *s, Buffer dresidual, const Packing *packing,
+                           int microbatch, int parts) {
+    const ModelConfig *m = &t->layout.local;
+    const int64_t N = packing->tokens, S = own_tokens(t, N), C = m->channels, Q = model_q_width(m), QKV = model_qkv_width(m), FF = m->ffn;
+    const bool input = parts & BACKWARD_INPUT, weight = parts & BACKWARD_WEIGHT;
+    const bool accumulate = weight && zero_accumulates(&t->zero, microbatch);
     Device *d = &t->device;
-    const Unit u = zero_unit(&t->zero, (int)l + 1);
-    const Buffer *w = u.weight, *g = u.grad;
-    BlockActs *a = &t->acts.blocks[l];
-    Activations *s = &t->acts;
+    Activations *x = &t->acts;
+    const Buffer own_dnorm = own_part(t, x->dnorm, N);
+    Buffer w[TENSOR_KINDS] = {{NULL, DTYPE_F32}}, g[TENSOR_KINDS] = {{NULL, DTYPE_F32}};
+    if (input) block_weights(t, l, next, w);
+    if (weight) zero_gradients(&t->zero, (int)l + 1, g);
+    for (int i = 0; i < 6 && !weight; i++) g[norm_kinds[i]] = w[norm_kinds[i]].data != NULL ? s->norms[i] : ABSENT;
 
     // MLP
-    Buffer dbranch = branch_gradient(t, 2 * l + 1, N);
+    Buffer dbranch = input ? branch_gradient(t, s->dmlp, dresidual, 2 * l + 1, N) : s->dmlp;
     if (m->activation == ACTIVATION_GELU) {
-        d->linear_backward_weight(d, g[TENSOR_PROJ_WEIGHT], g[TENSOR_PROJ_BIAS], accumulate, dbranch, a->act, N, FF, C);
-        d->linear_backward_input(d, s->dfc, dbranch, w[TENSOR_PROJ_WEIGHT], a->fc, N, FF, C);
-        d->linear_backward_weight(d, g[TENSOR_FC_WEIGHT], g[TENSOR_FC_BIAS], accumulate, s->dfc, a->norm2, N, C, FF);
-        d->linear_backward_input(d, s->dnorm, s->dfc, w[TENSOR_FC_WEIGHT], ABSENT, N, C, FF);
+        if (weight) d->linear_backward_weight(d, g[TENSOR_PROJ_WEIGHT], g[TENSOR_PROJ_BIAS], accumulate, dbranch, a->act, N, FF, C);
+        if (input) d->linear_backward_input(d, s->dfc, dbranch, w[TENSOR_PROJ_WEIGHT], a->fc, N, FF, C);
+        if (weight) d->linear_backward_weight(d, g[TENSOR_FC_WEIGHT], g[TENSOR_FC_BIAS], accumulate, s->dfc, a->norm2, N, C, FF);
+        if (input) d->linear_backward_input(d, x->dnorm, s->dfc, w[TENSOR_FC_WEIGHT], ABSENT, N, C, FF);
     } else {
-        d->linear_backward_weight(d, g[TENSOR_DOWN_WEIGHT], g[TENSOR_DOWN_BIAS], accumulate, dbranch, a->act, N, FF, C);
-        d->linear_backward_input(d, s->dact, dbranch, w[TENSOR_DOWN_WEIGHT], ABSENT, N, FF, C);
-        d->swiglu_backward(d, s->dfc, s->dact, a->fc, N, FF);
-        d->linear_backward_weight(d, g[TENSOR_GATE_WEIGHT], g[TENSOR_GATE_BIAS], accumulate, s->dfc, a->norm2, N, C, 2 * FF);
-        d->linear_backward_input(d, s->dnorm, s->dfc, w[TENSOR_GATE_WEIGHT], ABSENT, N, C, 2 * FF);
+        if (weight) d->linear_backward_weight(d, g[TENSOR_DOWN_WEIGHT], g[TENSOR_DOWN_BIAS], accumulate, dbranch, a->act, N, FF, C);
+        if (input) d->linear_backward_input(d, x->dact, dbranch, w[TENSOR_DOWN_WEIGHT], ABSENT, N, FF, C);
+        if (input) d->swiglu_backward(d, s->dfc, x->dact, a->fc, N, FF);
+        if (weight) d->linear_backward_weight(d, g[TENSOR_GATE_WEIGHT], g[TENSOR_GATE_BIAS], accumulate, s->dfc, a->norm2, N, C, 2 * FF);
+        if (input) d->linear_backward_input(d, x->dnorm, s->dfc, w[TENSOR_GATE_WEIGHT], ABSENT, N, C, 2 * FF);
     }
-    d->norm_backward(d, s->dresidual, true, g[TENSOR_NORM2_WEIGHT], g[TENSOR_NORM2_BIAS], accumulate, s->dnorm, a->mid, a->mean2, a->rstd2,
-                     w[TENSOR_NORM2_WEIGHT], m->norm, N, C);
+    if (input) {
+        sum_partials(t, x->dnorm, N);
+        d->norm_backward(d, dresidual, true, g[TENSOR_NORM2_WEIGHT], g[TENSOR_NORM2_BIAS], accumulate, own_dnorm, a->mid, a->mean2, a->rstd2,
+                         w[TENSOR_NORM2_WEIGHT], m->norm, S, C);
+    }
     // attention
-    dbranch = branch_gradient(t, 2 * l, N);
-    d->linear_backward_weight(d, g[TENSOR_O_WEIGHT], g[TENSOR_O_BIAS], accumulate, dbranch, a->att, N, Q, C);
-    d->linear_backward_input(d, s->datt, dbranch, w[TENSOR_O_WEIGHT], ABSENT, N, Q, C);
-    d->attention_backward(d, s->dqkv, s->delta, s->datt, a->att, a->qkv, a->lse, packing, attention_shape(m));
-    if (m->qk_norm || m->position == POSITION_ROPE) {
-        d->qk_backward(d, s->dqkv, g[TENSOR_Q_NORM], g[TENSOR_K_NORM], accumulate, a->qkv_raw, a->qk_rstd, w[TENSOR_Q_NORM], w[TENSOR_K_NORM],
-                       s->rope, s->positions, attention_shape(m), N);
+    dbranch = input ? branch_gradient(t, s->datt_out, dresidual, 2 * l, N) : s->datt_out;
+    if (weight) d->linear_backward_weight(d, g[TENSOR_O_WEIGHT], g[TENSOR_O_BIAS], accumulate, dbranch, a->att, N, Q, C);
+    if (input) {
+        d->linear_backward_input(d, x->datt, dbranch, w[TENSOR_O_WEIGHT], ABSENT, N, Q, C);
+        d->attention_backward(d, s->dqkv, x->delta, x->datt, a->att, a->qkv, a->lse, packing, attention_shape(m));
+        if (m->qk_norm || m->position == POSITION_ROPE) {
+            d->qk_backward(d, s->dqkv, g[TENSOR_Q_NORM], g[TENSOR_K_NORM], accumulate, a->qkv_raw, a->qk_rstd, w[TENSOR_Q_NORM], w[TENSOR_K_NORM],
+                           x->rope, x->positions, attention_shape(m), N);
+        }
     }
-    d->linear_backward_weight(d, g[TENSOR_Q_WEIGHT], g[TENSOR_Q_BIAS], accumulate, s->dqkv, a->norm1, N, C, QKV);
-    d->linear_backward_input(d, s->dnorm, s->dqkv, w[TENSOR_Q_WEIGHT], ABSENT, N, C, QKV);
-    d->norm_backward(d, s->dresidual, true, g[TENSOR_NORM1_WEIGHT], g[TENSOR_NORM1_BIAS], accumulate, s->dnorm, a->in, a->mean1, a->rstd1,
-                     w[TENSOR_NORM1_WEIGHT], m->norm, N, C);
+    if (weight) d->linear_backward_weight(d, g[TENSOR_Q_WEIGHT], g[TENSOR_Q_BIAS], accumulate, s->dqkv, a->norm1, N, C, QKV);
+    if (input) {
+        d->linear_backward_input(d, x->dnorm, s->dqkv, w[TENSOR_Q_WEIGHT], ABSENT, N, C, QKV);
+        sum_partials(t, x->dnorm, N);
+        d->norm_backward(d, dresidual, true, g[TENSOR_NORM1_WEIGHT], g[TENSOR_NORM1_BIAS], accumulate, own_dnorm, a->in, a->mean1, a->rstd1,
+                         w[TENSOR_NORM1_WEIGHT], m->norm, S, C);
+    }
+    if (weight && !input) block_norm_gradients(t, s, g, accumulate);
+    if (weight) zero_gradients_done(&t->zero, (int)l + 1, microbatch + 1 == t->schedule.shape.microbatches);
 }
 
-// Starts the sum over all ranks of a unit's gradients, which are complete. It goes on while backward does.
-static void reduce_unit(Trainer *t, int unit) {
-    const ZeroRange range = zero_unit_range(&t->zero, unit);
-    if (t->comm->size == 1) return;
-    t->reductions[unit] = comm_all_reduce_start(t->comm->world, buffer_at(t->zero.grad, range.begin).data, range.count, COMM_F32, COMM_SUM);
-}
-
-// From the gradient of the final norm's output (acts.dnorm, by head()) to all the others. last_micro_batch: none follows
-// in this step, so each unit's gradients go to the other ranks as soon as they are complete.
-static void backward(Trainer *t, const Packing *packing, bool accumulate, bool last_micro_batch) {
-    const ModelConfig *m = &t->model.config;
+// Gradients of the embedding from that of its output (own tokens).
+static void embedding_backward(Trainer *t, Buffer dresidual, const Packing *packing, int microbatch) {
+    const ModelConfig *m = &t->layout.local;
     const int64_t N = packing->tokens, C = m->channels;
     Device *d = &t->device;
-    Activations *a = &t->acts;
-    const Unit embedding = zero_unit(&t->zero, 0), last = zero_unit(&t->zero, model_head_unit(&t->model));
-    const Dropout dropout = dropout_at(t, SITE_EMBEDDING);
+    const Activations *a = &t->acts;
+    Buffer g[TENSOR_KINDS], dout = dresidual;
+    zero_gradients(&t->zero, 0, g);
+    if (t->layout.sp) {
+        dout = a->branch;
+        d->cast(d, own_part(t, dout, N), dresidual, own_tokens(t, N) * C);
+        gather_tokens(t, dout, N);
+    }
+    // Always +=: a tied head on this stage has left its gradient here, all others start from zero.
+    const bool holds_head = m->tied && layout_has_head(&t->layout), accumulate = zero_accumulates(&t->zero, microbatch);
+    if (!accumulate && !holds_head) d->zero(d, g[TENSOR_WTE].data, (size_t)(m->vocab * C) * sizeof(float));
+    if (!accumulate && g[TENSOR_WPE].data != NULL) d->zero(d, g[TENSOR_WPE].data, (size_t)(m->max_seq * C) * sizeof(float));
+    const Dropout dropout = dropout_at(t, SITE_EMBEDDING, 0);
+    d->embedding_backward(d, g[TENSOR_WTE], g[TENSOR_WPE], dout, a->ids, a->positions, &dropout, N, C, t->layout.vocab_begin, m->vocab, m->max_seq);
+    zero_gradients_done(&t->zero, 0, microbatch + 1 == t->schedule.shape.microbatches);
+}
 
-    d->norm_backward(d, a->dresidual, false, last.grad[TENSOR_NORM_WEIGHT], last.grad[TENSOR_NORM_BIAS], accumulate, a->dnorm, a->last, a->mean,
-                     a->rstd, last.weight[TENSOR_NORM_WEIGHT], m->norm, N, C);
-    if (last_micro_batch) reduce_unit(t, model_head_unit(&t->model));
-    for (int64_t l = m->layers - 1; l >= 0; l--) {
-        block_backward(t, l, packing, accumulate);
-        if (last_micro_batch) reduce_unit(t, (int)l + 1);
+// A chunk of layers. dresidual: gradient of its output (the last chunk: head() has left that of the final norm's output in acts.dnorm) becomes
+// that of its input. stash: one per layer where the parts of backward are apart.
+static void chunk_backward(Trainer *t, int chunk, ChunkActs *acts, Buffer input, BlockGrads *stash, Buffer dresidual, const Packing *packing,
+                           int microbatch, int parts) {
+    const ModelConfig *m = &t->model.config;
+    const int64_t N = packing->tokens, S = own_tokens(t, N), C = m->channels;
+    const int64_t first = layout_first_layer(&t->layout, chunk), layers = layout_chunk_layers(&t->layout, chunk);
+    const bool last_micro_batch = microbatch + 1 == t->schedule.shape.microbatches;
+    Device *d = &t->device;
+    if ((parts & BACKWARD_INPUT) && layout_is_last(&t->layout, chunk)) {
+        const int unit = model_head_unit(&t->model);
+        Buffer w[TENSOR_KINDS], g[TENSOR_KINDS];
+        zero_weights(&t->zero, unit, w);
+        zero_gradients(&t->zero, unit, g);
+        d->norm_backward(d, dresidual, false, g[TENSOR_NORM_WEIGHT], g[TENSOR_NORM_BIAS], zero_accumulates(&t->zero, microbatch),
+                         own_part(t, t->acts.dnorm, N), acts->last, acts->mean, acts->rstd, w[TENSOR_NORM_WEIGHT], m->norm, S, C);
+        zero_gradients_done(&t->zero, unit, last_micro_batch);
+    }
+    acts->blocks[0].in = layout_is_first(&t->layout, chunk) ? acts->embedding : input;
+    for (int64_t k = layers - 1; k >= 0; k--) {
+        BlockGrads *grads = stash != NULL ? &stash[k] : &t->acts.grads;
+        block_backward(t, first + k, k > 0 ? first + k - 1 : -1, &acts->blocks[k], grads, dresidual, packing, microbatch, parts);
         comm_progress(t->comm);
     }
-    // The embedding's gradients are always +=: a tied one already holds the head's, others start from zero.
-    if (!accumulate && !m->tied) d->zero(d, embedding.grad[TENSOR_WTE].data, (size_t)(m->vocab * C) * sizeof(float));
-    if (!accumulate && m->position == POSITION_LEARNED) {
-        d->zero(d, embedding.grad[TENSOR_WPE].data, (size_t)(m->max_seq * C) * sizeof(float));
-    }
-    d->embedding_backward(d, embedding.grad[TENSOR_WTE], embedding.grad[TENSOR_WPE], a->dresidual, a->ids, a->positions, &dropout, N, C, m->vocab,
-                          m->max_seq);
-    if (last_micro_batch) reduce_unit(t, 0);
+    if ((parts & BACKWARD_INPUT) && layout_is_first(&t->layout, chunk)) embedding_backward(t, dresidual, packing, microbatch);
 }
 
 // ----------------------------------------------------------------------------
 // One optimizer step
 
+// What this stage does, in the order of its schedule. scale: derivative of the step's loss by a token's loss.
+static void run_action(Trainer *t, const Action *a, const StepBatch *batch, double scale) {
+    const MicroBatch *micro = &batch->micros[a->microbatch];
+    const int64_t count = own_tokens(t, padded_tokens(t, micro)) * t->model.config.channels; // elements of a message
+    const CommType type = zero_comm_type_(t->dtype);
+    Activations *x = &t->acts;
+    const Buffer input = a->input >= 0 ? x->inputs[a->input] : ABSENT, gradient = a->gradient >= 0 ? x->gradients[a->gradient] : ABSENT;
+    BlockGrads *stash = a->stash >= 0 ? x->stashes[a->stash] : NULL;
+    ChunkActs *acts = a->slot >= 0 ? &x->slots[a->slot] : NULL;
+    switch (a->kind) {
+    case ACTION_RECV_FORWARD: t->input_received[a->input] = comm_recv_start(t->downstream, input.data, count, type, a->peer, 0); break;
+    case ACTION_WAIT_RECV_FORWARD: comm_wait(&t->input_received[a->input]); break;
+    case ACTION_SEND_FORWARD: t->slot_sent[a->slot] = comm_send_start(t->downstream, acts->last.data, count, type, a->peer, 0); break;
+    case ACTION_WAIT_SEND_FORWARD: comm_wait(&t->slot_sent[a->slot]); break;
+    case ACTION_RECV_BACKWARD: t->gradient_received[a->gradient] = comm_recv_start(t->upstream, gradient.data, count, type, a->peer, 0); break;
+    case ACTION_WAIT_RECV_BACKWARD: comm_wait(&t->gradient_received[a->gradient]); break;
+    case ACTION_SEND_BACKWARD: t->gradient_sent[a->gradient] = comm_send_start(t->upstream, gradient.data, count, type, a->peer, 0); break;
+    case ACTION_WAIT_SEND_BACKWARD: comm_wait(&t->gradient_sent[a->gradient]); break;
+    case ACTION_FORWARD: {
+        const Packing packing = upload(t, micro);
+        chunk_forward(t, a->chunk, acts, input, &packing);
+        break;
+    }
+    case ACTION_BACKWARD:
+    case ACTION_BACKWARD_INPUT:
+    case ACTION_BACKWARD_WEIGHT: {
+        const int parts = a->kind == ACTION_BACKWARD ? BACKWARD_BOTH : a->kind == ACTION_BACKWARD_INPUT ? BACKWARD_INPUT : BACKWARD_WEIGHT;
+        const Packing packing = upload(t, micro);
+        if ((parts & BACKWARD_INPUT) && layout_is_last(&t->layout, a->chunk)) {
+            head(t, acts, packing.tokens, scale, true, a->microbatch);
+            t->device.loss_sum(&t->device, t->state, x->losses, scale, packing.tokens);
+        }
+        chunk_backward(t, a->chunk, acts, input, stash, gradient, &packing, a->microbatch, parts);
+        break;
+    }
+    case ACTION_KINDS: break;
+    }
+}
+
 // Gradients of the whole step: every micro-batch forward and backward; the loss is the mean over all valid tokens.
 static void accumulate_gradients(Trainer *t, const StepBatch *batch) {
     int64_t valid = batch->valid_global;
-    if (valid < 0) { // only the ranks together know
+    if (valid < 0) { // only the data-parallel ranks together know
         valid = batch->valid;
-        comm_all_reduce(t->comm->world, &valid, 1, COMM_I64, COMM_SUM);
+        comm_all_reduce(t->groups[LAYOUT_DP], &valid, 1, COMM_I64, COMM_SUM);
     }
     const double scale = valid > 0 ? 1.0 / (double)valid : 0.0;
-    for (int64_t i = 0; i < batch->micro_count; i++) {
-        const Packing packing = upload(t, &batch->micros[i]);
-        forward(t, &packing);
-        head(t, packing.tokens, scale, true, i > 0);
-        t->device.loss_sum(&t->device, t->state, t->acts.losses, scale, packing.tokens);
-        backward(t, &packing, i > 0, i + 1 == batch->micro_count);
+    zero_step_begin(&t->zero);
+    t->uploaded = NULL;
+    for (int64_t i = 0; i < t->schedule.count; i++) {
+        const Action *a = &t->schedule.actions[i];
+        trace_begin(&t->trace, action_kind_names[a->kind], a->microbatch, a->chunk);
+        run_action(t, a, batch, scale);
+        trace_end(&t->trace);
+        comm_progress(t->comm);
     }
-    for (int unit = 0; unit < t->model.units; unit++) comm_wait(&t->reductions[unit]);
+    trace_begin(&t->trace, "reduce gradients", -1, -1);
+    zero_gradients_finish(&t->zero);
+    trace_end(&t->trace);
 }
 
 // Starts step n (from 1): the scalars that live on the device, and the key of its dropout.
@@ -347,16 +657,42 @@ static void step_begin(Trainer *t, int64_t step) {
     t->keep_threshold = rng_dropout_threshold(t->model.config.dropout);
 }
 
-// Ends it: the loss of all ranks, norm, clipping and update; returns what happened, the same on every rank.
+// Sums the loss and the squares of the gradient over all ranks: each token and each parameter counts once.
+static void sum_scalars(Trainer *t) {
+    StepState state;
+    t->device.copy_out(&t->device, &state, t->state, sizeof state);
+    double sums[2] = {layout_speaks(&t->layout) ? state.loss_sum : 0, state.grad_squares};
+    comm_all_reduce(t->comm->world, sums, 2, COMM_F64, COMM_SUM);
+    state.loss_sum = sums[0], state.grad_squares = sums[1];
+    t->device.copy_in(&t->device, t->state, &state, sizeof state);
+}
+
+// Ends it: norm, clipping and update of this rank's shards, new parameters for all; returns what happened, the same on every rank.
 static StepState step_end(Trainer *t) {
-    StepState result;
-    if (t->comm->size > 1) {
-        t->device.copy_out(&t->device, &result, t->state, sizeof result);
-        comm_all_reduce(t->comm->world, &result.loss_sum, 1, COMM_F64, COMM_SUM);
-        t->device.copy_in(&t->device, t->state, &result, sizeof result);
+    Device *d = &t->device;
+    Zero *zero = &t->zero;
+    const AdamW config = optimizer_config(t->options);
+    trace_begin(&t->trace, "update", -1, -1);
+    for (int u = 0; u < t->model.units; u++) {
+        if (zero->range[u].count == 0) continue;
+        const ZeroShard shard = zero_shard(zero, u);
+        d->grad_squares(d, t->state, shard.grad, shard.counted, shard.counted_count);
     }
-    optimizer_update(&t->zero, &t->device, t->state, t->options->clip, optimizer_config(t->options));
-    t->device.copy_out(&t->device, &result, t->state, sizeof result);
+    if (t->comm->size > 1) sum_scalars(t);
+    d->step_decide(d, t->state, t->options->clip);
+    for (int u = 0; u < t->model.units; u++) {
+        if (zero->range[u].count == 0) continue;
+        const ZeroShard shard = zero_shard(zero, u);
+        d->adamw(d, t->state, shard.param, shard.master, shard.adam_m, shard.adam_v, shard.grad, shard.segments, shard.segment_count, config);
+        zero_publish(zero, u);
+        comm_progress(t->comm);
+    }
+    trace_end(&t->trace);
+    trace_begin(&t->trace, "gather parameters", -1, -1);
+    zero_publish_finish(zero);
+    trace_end(&t->trace);
+    StepState result;
+    d->copy_out(d, &result, t->state, sizeof result);
     t->optimizer_steps = result.optimizer_steps;
     t->keep_threshold = 65536;
     return result;
@@ -365,16 +701,35 @@ static StepState step_end(Trainer *t) {
 // ----------------------------------------------------------------------------
 // Validation and generation: forward only, no state of training is touched.
 
-// Adds the losses of a micro-batch to *sum; the scalars of the step are not needed between steps.
+// A micro-batch through all stages. Returns its tokens on this rank; on the last stage the first slot then holds what the head reads.
+static int64_t forward_only(Trainer *t, const MicroBatch *batch) {
+    t->uploaded = NULL; // the caller's memory may hold another one than last time
+    const Packing packing = upload(t, batch);
+    const int64_t count = own_tokens(t, packing.tokens) * t->model.config.channels;
+    const CommType type = zero_comm_type_(t->dtype);
+    const int stages = t->layout.mesh.pp, stage = t->layout.mesh.at.pp;
+    ChunkActs *acts = &t->acts.slots[0];
+    for (int chunk = 0; chunk < t->layout.virtual_stages; chunk++) {
+        const Buffer input = layout_is_first(&t->layout, chunk) ? ABSENT : t->acts.inputs[0];
+        if (input.data != NULL) comm_recv(t->downstream, input.data, count, type, (stage + stages - 1) % stages, 0);
+        chunk_forward(t, chunk, acts, input, &packing);
+        if (!layout_is_last(&t->layout, chunk)) comm_send(t->downstream, acts->last.data, count, type, (stage + 1) % stages, 0);
+    }
+    t->uploaded = NULL;
+    return packing.tokens;
+}
+
+// The sum of the losses of a micro-batch, on the rank that speaks for its replica; elsewhere 0. The scalars of the step are not needed between
+// steps.
 static double losses_of(Trainer *t, const MicroBatch *batch) {
     StepState state = {0};
-    const Packing packing = upload(t, batch);
+    const int64_t N = forward_only(t, batch);
+    if (!layout_has_head(&t->layout)) return 0;
     t->device.copy_in(&t->device, t->state, &state, sizeof state);
-    forward(t, &packing);
-    head(t, packing.tokens, 0, false, false);
-    t->device.loss_sum(&t->device, t->state, t->acts.losses, 1.0, packing.tokens);
+    head(t, &t->acts.slots[0], N, 0, false, 0);
+    t->device.loss_sum(&t->device, t->state, t->acts.losses, 1.0, N);
     t->device.copy_out(&t->device, &state, t->state, sizeof state);
-    return state.loss_sum;
+    return layout_speaks(&t->layout) ? state.loss_sum : 0;
 }
 
 // ----------------------------------------------------------------------------
@@ -384,16 +739,21 @@ typedef struct {
     Comm *comm;
     Options options;
     ModelConfig config;
+    Layout layout; // of this rank, or with --world of a rank of another job
     TokenSet train_set, val_set;
     Loader train, val;
     Tokenizer tokenizer;
     bool has_tokenizer; // the token files name one that is built in
     Trainer trainer;
     Monitor monitor;
-    int lock;        // of --out; -1 without
-    int64_t step;    // done
-    int64_t tokens;  // trained on
-    int64_t skipped; // steps in a row whose loss or norm was not finite
+    int lock;                        // of --out; -1 without
+    int64_t step;                    // done
+    int64_t first_step;              // done before this process began
+    size_t resident_start_bytes;     // of the process, everything allocated and no step done
+    bool traced;                     // the trace is written
+    CommCount step_comm[COMM_KINDS]; // what this rank communicated in training steps
+    int64_t tokens;                  // trained on
+    int64_t skipped;                 // steps in a row whose loss or norm was not finite
     bool resumed;
     LoaderPosition start; // where the training data goes on
 } Run;
@@ -431,65 +791,88 @@ static void require_all(Run *run, bool good, Error *error) {
 
 static bool due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
 
-// Mean loss over the valid tokens of at most --val-batches micro-batches (a multiple of the ranks), the same ones every time.
+// Whether any rank was asked to stop (why, else NULL), and the tokens of all ranks (optional): told between two steps, so that all
+// ranks stop at the same one. `out`: where a file `stop` asks too.
+static const char *agree_on_stop(Run *run, const char *out, int64_t *tokens) {
+    const char *own = signals_stop_requested(is_first(run) ? out : NULL);
+    int64_t sums[2] = {tokens != NULL && layout_speaks(&run->layout) ? *tokens : 0, own != NULL};
+    comm_all_reduce(run->comm->world, sums, 2, COMM_I64, COMM_SUM);
+    if (tokens != NULL) *tokens = sums[0];
+    return own != NULL ? own : sums[1] > 0 ? "a signal to another rank" : NULL;
+}
+
+// Mean loss over the valid tokens of at most --val-batches micro-batches (a multiple of the data-parallel ranks), the same ones every time.
 static void validate(Run *run) {
     Error error = {0};
-    double sums[3] = {0, 0, 0}; // of losses, of valid tokens, of ranks that were asked to stop meanwhile
+    double sums[2] = {0, 0}; // of losses, of valid tokens
+    const Trainer *t = &run->trainer;
     if (run->options.val == NULL) return;
     comm_heartbeat(run->comm, run->step, "validation");
     loader_rewind(&run->val);
-    for (int64_t i = 0; i < ceil_div(run->options.val_batches, run->comm->size); i++) {
+    for (int64_t i = 0; i < ceil_div(run->options.val_batches, t->layout.mesh.dp); i++) {
         const StepBatch *batch = loader_next(&run->val, &error);
         require(run, error.code == 0, &error);
         if (batch == NULL) break;
-        if (batch->micros[0].tokens > 0) sums[0] += losses_of(&run->trainer, &batch->micros[0]);
-        sums[1] += (double)batch->valid;
-        comm_progress(run->comm);
-        if (signals_stop_requested(NULL) != NULL) {
-            sums[2] = 1;
-            break;
-        }
+        sums[0] += losses_of(&run->trainer, &batch->micros[0]);
+        if (layout_speaks(&t->layout)) sums[1] += (double)batch->valid;
+        if (agree_on_stop(run, NULL, NULL) != NULL) return; // half a validation says nothing
     }
-    comm_all_reduce(run->comm->world, sums, 3, COMM_F64, COMM_SUM);
-    if (sums[2] > 0) return; // half a validation says nothing
+    comm_all_reduce(run->comm->world, sums, 2, COMM_F64, COMM_SUM);
     const double loss = sums[1] > 0 ? sums[0] / sums[1] : (double)NAN;
     require(run, !is_first(run) || monitor_val(&run->monitor, run->step, loss, &error), &error);
 }
 
-// Logits of the token that follows `count` tokens, into host memory (V). Recomputes the whole context.
+// Logits of the token that follows `count` tokens, into host memory (V), on the ranks of the last stage. Recomputes the whole context.
 static void next_logits(Trainer *t, const int32_t *context, int64_t count, float *logits) {
-    const ModelConfig *m = &t->model.config;
+    const ModelConfig *m = &t->layout.local;
+    const int64_t V = t->model.config.vocab;
     int32_t *numbers = base_new((size_t)(3 * count), sizeof *numbers), *targets = numbers + count, *positions = numbers + 2 * count;
-    int32_t ends[2] = {0, (int32_t)count}, *ids = base_new((size_t)count, sizeof *ids);
-    memcpy(ids, context, (size_t)count * sizeof *ids);
-    for (int64_t i = 0; i < count; i++) targets[i] = -1, positions[i] = (int32_t)i;
+    int32_t ends[2] = {0, (int32_t)count};
+    for (int64_t i = 0; i < count; i++) numbers[i] = context[i], targets[i] = -1, positions[i] = (int32_t)i;
     const MicroBatch batch = {.rows = 1,
                               .tokens = count,
                               .documents = 1,
                               .max_length = count,
-                              .ids = ids,
+                              .ids = numbers,
                               .targets = targets,
                               .positions = positions,
                               .token_index = positions,
                               .cu_seqlens = ends};
-    const Packing packing = upload(t, &batch);
-    const Unit u = unit_of_head_weight(t);
-    forward(t, &packing);
-    t->device.linear_forward(&t->device, t->acts.logits, ABSENT, buffer_at(t->acts.norm, (count - 1) * m->channels), u.weight[model_head_kind(m)],
-                             ABSENT, 1, m->channels, m->vocab);
-    t->device.copy_out(&t->device, logits, t->acts.logits.data, (size_t)m->vocab * sizeof *logits);
+    (void)forward_only(t, &batch);
     free(numbers);
-    free(ids);
+    if (!layout_has_head(&t->layout)) return;
+    Buffer w[TENSOR_KINDS];
+    zero_weights(&t->zero, unit_of_head_weight(t), w);
+    const Buffer norm = buffer_at(t->acts.slots[0].norm, (count - 1) * m->channels);
+    t->device.linear_forward(&t->device, t->acts.logits, ABSENT, norm, w[model_head_kind(m)], ABSENT, 1, m->channels, m->vocab);
+    memset(logits, 0, (size_t)V * sizeof *logits); // other ranks' shares of the vocabulary
+    t->device.copy_out(&t->device, logits + t->layout.vocab_begin, t->acts.logits.data, (size_t)m->vocab * sizeof *logits);
+    comm_all_reduce(t->groups[LAYOUT_TP], logits, V, COMM_F32, COMM_SUM);
+}
+
+// The token that follows, drawn by the rank that speaks for the first replica and told to all; -1: that rank was asked to stop. The other
+// replicas compute along only where they hold shards of the parameters.
+static int32_t next_token(Run *run, const int32_t *context, int64_t count, int64_t number, float *logits) {
+    const Options *o = &run->options;
+    Trainer *t = &run->trainer;
+    const Mesh *mesh = &t->layout.mesh;
+    const int speaker = mesh_rank(mesh, (MeshAt){0, 0, mesh->pp - 1, 0});
+    const SamplingConfig sampling = {o->temperature, o->top_k, o->top_p};
+    int64_t id = -1;
+    if (mesh->at.dp == 0 || t->layout.zero == 3) next_logits(t, context, count, logits);
+    if (mesh->rank == speaker && signals_stop_requested(NULL) == NULL) {
+        const Philox r = philox(rng_key((uint64_t)o->seed, RNG_SAMPLE), (uint64_t)run->step, (uint64_t)number);
+        id = sampling_choose(logits, run->config.vocab, sampling, (double)r.x[0] / 4294967296.0);
+    }
+    comm_broadcast(run->comm->world, &id, 1, COMM_I64, speaker);
+    return (int32_t)id;
 }
 
 // Prints --sample-tokens tokens after the prompt (or after an end of document). Text when the tokenizer is built in, else ids.
 static void generate(Run *run) {
-    if (!is_first(run)) return;
     comm_heartbeat(run->comm, run->step, "generation");
     const Options *o = &run->options;
     const int64_t V = run->config.vocab, limit = o->seq;
-    const SamplingConfig sampling = {o->temperature, o->top_k, o->top_p};
-    const uint64_t key = rng_key((uint64_t)o->seed, RNG_SAMPLE);
     const int64_t prompt_bytes = o->prompt == NULL ? 0 : (int64_t)strlen(o->prompt);
     int32_t *ids = base_new((size_t)(prompt_bytes + 1 + o->sample_tokens), sizeof *ids);
     float *logits = base_new((size_t)V, sizeof *logits);
@@ -502,12 +885,11 @@ static void generate(Run *run) {
         char piece[16];
         monitor_json_bytes_(&text, piece, (size_t)tokenizer_decode(&run->tokenizer, ids[i], piece));
     }
-    for (int64_t i = 0; i < o->sample_tokens && signals_stop_requested(NULL) == NULL; i++) {
+    for (int64_t i = 0; i < o->sample_tokens; i++) {
         const int64_t from = max_i64(0, count - limit);
-        next_logits(&run->trainer, ids + from, count - from, logits);
-        const Philox r = philox(key, (uint64_t)run->step, (uint64_t)i);
-        comm_progress(run->comm);
-        ids[count++] = sampling_choose(logits, V, sampling, (double)r.x[0] / 4294967296.0);
+        ids[count] = next_token(run, ids + from, count - from, i, logits);
+        if (ids[count] < 0) break;
+        count++;
     }
     for (int64_t i = begin; i < count; i++) {
         char piece[16];
@@ -515,32 +897,45 @@ static void generate(Run *run) {
         monitor_json_bytes_(&text, piece, (size_t)bytes);
     }
     Error error = {0};
-    require(run, monitor_sample(&run->monitor, text.text, text.length, &error), &error);
+    require(run, !is_first(run) || monitor_sample(&run->monitor, text.text, text.length, &error), &error);
     monitor_json_free(&text);
     free(logits);
     free(ids);
 }
 
 // ----------------------------------------------------------------------------
-// Checkpoints. The CPU device's memory is host memory: tensors are written and read where they live.
+// Checkpoints. Every rank writes and reads the pieces that its shards hold. The CPU device's memory is host memory: they are where they live.
 
-static CheckpointTensor checkpoint_tensor(const Zero *zero, int i, const char *prefix, Buffer arena) {
+// This rank's piece of a tensor in one of its shards' arenas.
+static CheckpointSlice checkpoint_slice(const Zero *zero, int i, const char *prefix, Buffer shard) {
     const Tensor *tensor = &zero->model->tensors[i];
-    CheckpointTensor row = {.dtype = arena.dtype, .rank = tensor->rank, .shape = {tensor->shape[0], tensor->shape[1]}};
-    snprintf(row.name, sizeof row.name, "%s%s", prefix, tensor->name);
-    row.data = buffer_at(arena, zero->offset[i]).data;
-    return row;
+    const Part *part = &zero->part[i];
+    const ZeroPiece piece = zero_piece(zero, i);
+    CheckpointSlice slice = {.dtype = shard.dtype, .rank = tensor->rank, .from = piece.from, .to = piece.to};
+    snprintf(slice.name, sizeof slice.name, "%s%s", prefix, tensor->name);
+    for (int axis = 0; axis < 2; axis++) {
+        slice.shape[axis] = tensor->shape[axis];
+        slice.begin[axis] = part->begin[axis];
+        slice.end[axis] = part->begin[axis] + part->shape[axis];
+    }
+    slice.data = buffer_at(shard, piece.at).data;
+    return slice;
 }
 
-// Everything that a run needs to go on: a row per tensor and kind of state. The caller frees it.
-static CheckpointTensor *checkpoint_tensors(const Zero *zero, int *count) {
-    CheckpointTensor *rows = base_new((size_t)zero->model->count * 4, sizeof *rows);
+// Everything that a run needs to go on: a row per tensor and kind of state that this rank holds a piece of; with `own` only of what no other
+// rank writes. The caller frees it.
+static CheckpointSlice *checkpoint_slices(const Trainer *t, bool own, int *count) {
+    const Zero *zero = &t->zero;
+    CheckpointSlice *rows = base_new((size_t)zero->model->count * 4, sizeof *rows);
     *count = 0;
     for (int i = 0; i < zero->model->count; i++) {
-        rows[(*count)++] = checkpoint_tensor(zero, i, "", zero->param);
-        if (zero->master.data != NULL) rows[(*count)++] = checkpoint_tensor(zero, i, "master/", zero->master);
-        rows[(*count)++] = checkpoint_tensor(zero, i, "adam_m/", zero->adam_m);
-        rows[(*count)++] = checkpoint_tensor(zero, i, "adam_v/", zero->adam_v);
+        const ZeroPiece piece = zero_piece(zero, i);
+        if (piece.from == piece.to || (own && !(zero->part[i].counts && t->layout.replica == 0))) continue;
+        const ZeroShard shard = zero_shard(zero, zero->model->tensors[i].unit);
+        rows[(*count)++] = checkpoint_slice(zero, i, "", shard.param);
+        if (shard.master.data != NULL) rows[(*count)++] = checkpoint_slice(zero, i, "master/", shard.master);
+        rows[(*count)++] = checkpoint_slice(zero, i, "adam_m/", shard.adam_m);
+        rows[(*count)++] = checkpoint_slice(zero, i, "adam_v/", shard.adam_v);
     }
     return rows;
 }
@@ -552,13 +947,12 @@ static CheckpointDataFile *data_files(const TokenSet *set) {
 }
 
 static void save(Run *run) {
-    if (!is_first(run)) return; // replicas are equal
     comm_heartbeat(run->comm, run->step, "saving");
     Trainer *t = &run->trainer;
     Error error = {0};
     int count;
     const LoaderPosition at = loader_position(&run->train);
-    CheckpointTensor *tensors = checkpoint_tensors(&t->zero, &count);
+    CheckpointSlice *slices = checkpoint_slices(t, true, &count);
     CheckpointDataFile *files = data_files(&run->train_set);
     CheckpointState state = {.step = run->step,
                              .tokens = run->tokens,
@@ -572,12 +966,13 @@ static void save(Run *run) {
                              .model = checkpoint_model_json(&run->config),
                              .flags = checkpoint_flags_json(&run->options)};
     const double begin = clock_ms();
-    const bool good = checkpoint_save(run->options.out, &state, tensors, count, run->options.keep, &error);
+    const bool good = checkpoint_save(run->comm, run->options.out, &state, slices, count, run->options.keep, &error);
     json_decref(state.model);
     json_decref(state.flags);
     free(files);
-    free(tensors);
-    require(run, good, &error);
+    free(slices);
+    require_all(run, good, &error);
+    if (!is_first(run)) return;
     MonitorJson *event = monitor_event_begin(&run->monitor, "save");
     monitor_put_real(event, "ms", clock_ms() - begin);
     require(run, monitor_event_end(&run->monitor, &error), &error);
@@ -595,9 +990,9 @@ static bool find_checkpoint(Run *run, Checkpoint *checkpoint, bool *found, Error
     }
     if (strcmp(o->resume, "auto") == 0) {
         if (o->out == NULL) return fail(error, CODE_USAGE, "--resume auto: wanted --out, the directory to look in");
-        if (!checkpoint_find(o->out, checkpoint, found, is_first(run) ? stderr : NULL, error)) return false;
+        if (!checkpoint_find(run->comm, o->out, checkpoint, found, stderr, error)) return false;
     } else {
-        if (!checkpoint_open(o->resume, checkpoint, error)) return false;
+        if (!checkpoint_open(run->comm, o->resume, checkpoint, error)) return false;
         *found = true;
     }
     if (!*found) return true;
@@ -621,9 +1016,10 @@ static bool find_checkpoint(Run *run, Checkpoint *checkpoint, bool *found, Error
 static void load(Run *run, const Checkpoint *checkpoint) {
     Error error = {0};
     int count;
-    CheckpointTensor *tensors = checkpoint_tensors(&run->trainer.zero, &count);
-    require(run, checkpoint_read(checkpoint, tensors, count, false, &error), &error);
-    free(tensors);
+    CheckpointSlice *slices = checkpoint_slices(&run->trainer, false, &count);
+    require(run, checkpoint_read(checkpoint, slices, count, false, &error), &error);
+    free(slices);
+    publish_parameters(&run->trainer, false);
 }
 
 // --init-from: weights only, from a checkpoint of either precision; master copies where it has them.
@@ -632,38 +1028,62 @@ static void load_weights(Run *run) {
     Error error = {0};
     Checkpoint checkpoint;
     require_all(run,
-                checkpoint_open(run->options.init_from, &checkpoint, &error) &&
+                checkpoint_open(run->comm, run->options.init_from, &checkpoint, &error) &&
                     checkpoint_model_check(checkpoint.directory, checkpoint.manifest.state.model, &run->config, &error),
                 &error);
-    const Buffer arena = t->dtype == DTYPE_F32 ? t->zero.param : t->zero.master;
     for (int i = 0; i < t->model.count; i++) {
-        CheckpointTensor row = checkpoint_tensor(&t->zero, i, "master/", arena);
-        if (manifest_tensor(&checkpoint.manifest, row.name) == NULL) row = checkpoint_tensor(&t->zero, i, "", arena);
+        const ZeroPiece piece = zero_piece(&t->zero, i);
+        if (piece.from == piece.to) continue;
+        const Buffer shard = full_precision(t, t->model.tensors[i].unit);
+        CheckpointSlice row = checkpoint_slice(&t->zero, i, "master/", shard);
+        if (manifest_tensor(&checkpoint.manifest, row.name) == NULL) row = checkpoint_slice(&t->zero, i, "", shard);
         require(run, checkpoint_read(&checkpoint, &row, 1, true, &error), &error);
-        round_to_storage(t, i);
+        comm_progress(run->comm);
     }
     checkpoint_close(&checkpoint);
+    publish_parameters(t, true);
+}
+
+// The whole gradient of a tensor on every rank, from the ranks' shards. The caller frees it.
+static float *whole_gradient(Trainer *t, int i) {
+    const Tensor *tensor = &t->model.tensors[i];
+    const Part *part = &t->zero.part[i];
+    const ZeroPiece piece = zero_piece(&t->zero, i);
+    float *whole = base_new((size_t)tensor->elements, sizeof *whole);
+    if (part->counts && t->layout.replica == 0) {
+        const Buffer own = buffer_at(zero_shard(&t->zero, tensor->unit).grad, piece.at);
+        for (int64_t at = piece.from, run; at < piece.to; at += run) {
+            const int64_t element = layout_global_element(tensor, part, at, piece.to - at, &run);
+            t->device.copy_out(&t->device, whole + element, buffer_at(own, at - piece.from).data, (size_t)run * sizeof *whole);
+        }
+    }
+    comm_all_reduce(t->comm->world, whole, tensor->elements, COMM_F32, COMM_SUM); // of one rank's element and zeros
+    return whole;
 }
 
 // --dump-grads: the gradients as they are before clipping, by the names of the tensor table.
 static void dump_gradients(Run *run) {
     const Options *o = &run->options;
-    const Zero *zero = &run->trainer.zero;
+    Trainer *t = &run->trainer;
     Error error = {0};
-    if (o->dump_grads == NULL || !is_first(run)) return;
-    const int count = zero->model->count;
+    if (o->dump_grads == NULL) return;
+    const int count = t->model.count;
     SafetensorsEntry *entries = base_new((size_t)count, sizeof *entries);
+    float **gradients = base_new((size_t)count, sizeof *gradients);
     for (int i = 0; i < count; i++) {
-        const Tensor *tensor = &zero->model->tensors[i];
-        entries[i] = (SafetensorsEntry){.name = tensor->name,
-                                        .dtype = "F32",
-                                        .rank = tensor->rank,
-                                        .shape = {tensor->shape[0], tensor->shape[1]},
-                                        .data = buffer_at(zero->grad, zero->offset[i]).data};
+        const Tensor *tensor = &t->model.tensors[i];
+        gradients[i] = whole_gradient(t, i);
+        entries[i] = (SafetensorsEntry){
+            .name = tensor->name, .dtype = "F32", .rank = tensor->rank, .shape = {tensor->shape[0], tensor->shape[1]}, .data = gradients[i]};
+        if (!is_first(run)) free(gradients[i]);
     }
-    char *path = path_join(o->dump_grads, "grads.safetensors");
-    require(run, directory_create(o->dump_grads, &error) && safetensors_write_simple(path, entries, count, &error), &error);
-    free(path);
+    if (is_first(run)) {
+        char *path = path_join(o->dump_grads, "grads.safetensors");
+        require(run, directory_create(o->dump_grads, &error) && safetensors_write_simple(path, entries, count, &error), &error);
+        free(path);
+        for (int i = 0; i < count; i++) free(gradients[i]);
+    }
+    free(gradients);
     free(entries);
 }
 
@@ -676,9 +1096,9 @@ static LoaderConfig loader_config(const Run *run, bool training) {
                           .flag = training ? "--train" : "--val",
                           .seq = o->seq,
                           .micro_batch = o->micro_batch,
-                          .global_batch = training ? o->global_batch : o->micro_batch * run->comm->size,
-                          .rank = run->comm->rank,
-                          .ranks = run->comm->size,
+                          .global_batch = training ? o->global_batch : o->micro_batch * run->layout.mesh.dp,
+                          .rank = run->layout.mesh.at.dp,
+                          .ranks = run->layout.mesh.dp,
                           .seed = (uint64_t)o->seed,
                           .shuffle = training && o->shuffle,
                           .pack = o->pack,
@@ -720,14 +1140,33 @@ static bool prepare_vocabulary(Run *run, Error *error) {
     return true;
 }
 
+// Which part of the model and the batch this rank takes.
+static bool prepare_layout(Run *run, Error *error) {
+    Options *o = &run->options;
+    const bool other = o->given[OPTION_world];
+    if (other && !o->dry_run) return fail(error, CODE_USAGE, "--world: plans for another number of ranks: wanted --dry-run with it");
+    if (!layout_create(&run->layout, &run->config, o, other ? (int)o->world : run->comm->size, other ? 0 : run->comm->rank, error)) return false;
+    const int64_t ranks = run->layout.mesh.dp;
+    if (!o->given[OPTION_global_batch]) o->global_batch = o->micro_batch * ranks;
+    if (o->global_batch % (o->micro_batch * ranks) != 0) {
+        return fail(error, CODE_USAGE, "--global-batch: got %lld, wanted a multiple of --micro-batch %lld x %lld data-parallel rank%s",
+                    (long long)o->global_batch, (long long)o->micro_batch, (long long)ranks, ranks == 1 ? "" : "s");
+    }
+    const ScheduleShape shape = layout_schedule_shape(&run->layout, o);
+    return schedule_check(&shape, error);
+}
+
 static bool prepare(Run *run, Error *error) {
     Options *o = &run->options;
-    if (!o->given[OPTION_global_batch]) o->global_batch = o->micro_batch * run->comm->size;
+    int64_t first, last;
+    if (o->trace != NULL && !trace_parse(o->trace, &first, &last, error)) return false;
+    if (o->trace != NULL && o->out == NULL) return fail(error, CODE_USAGE, "--trace: wanted --out, the directory that gets trace.json");
     if (o->train == NULL && o->steps > 0 && !o->dry_run) {
         return fail(error, CODE_USAGE, "--train: got nothing, wanted token files (data/kjv.sh makes some; --steps 0 only validates and samples)");
     }
     return prepare_tokens(&run->train_set, o->train, "--train", error) && prepare_tokens(&run->val_set, o->val, "--val", error) &&
-           prepare_vocabulary(run, error) && (o->train == NULL || tokens_check(&run->train_set, run->config.vocab, error)) &&
+           prepare_vocabulary(run, error) && prepare_layout(run, error) &&
+           (o->train == NULL || tokens_check(&run->train_set, run->config.vocab, error)) &&
            (o->val == NULL || tokens_check(&run->val_set, run->config.vocab, error));
 }
 
@@ -742,21 +1181,14 @@ static bool open_loaders(Run *run, Error *error) {
 // Sizes of everything that will be allocated.
 static bool prepare_plan(const Run *run, const Model *model, PlanInput *plan, Error *error) {
     const Options *o = &run->options;
-    const Dtype dtype = o->precision == PRECISION_BF16 ? DTYPE_BF16 : DTYPE_F32;
     const LoaderConfig train = loader_config(run, true), val = loader_config(run, false);
-    *plan = (PlanInput){.model = model,
-                        .seq = o->seq,
-                        .micro_batch = o->micro_batch,
-                        .global_batch = o->global_batch,
-                        .steps = o->steps,
-                        .warmup = o->warmup,
-                        .lr = o->lr,
-                        .train_tokens = run->train_set.tokens,
-                        .machine_bytes = plan_machine_bytes()};
+    if (!plan_create(plan, model, o, run->layout.mesh.world, error)) return false;
+    plan->train_tokens = run->train_set.tokens;
+    plan->machine_bytes = plan_machine_bytes();
+    plan->local_ranks = o->given[OPTION_world] ? 0 : run->comm->local_size;
     if (o->train != NULL) plan->train_samples = loader_sequences_per_epoch(&run->train);
     const int64_t data_bytes = (o->train != NULL ? loader_bytes(&train) : 0) + (o->val != NULL ? loader_bytes(&val) : 0);
-    return plan_add_model(plan, dtype, error) && plan_add_activations(plan, dtype, error) &&
-           (data_bytes == 0 || plan_add(plan, "data", (size_t)data_bytes, 1, error));
+    return data_bytes == 0 || plan_add(plan, "data", (size_t)data_bytes, 1, error);
 }
 
 static void banner(const Run *run, const PlanInput *plan) {
@@ -770,7 +1202,10 @@ static void banner(const Run *run, const PlanInput *plan) {
     printf("batch   %lld sequences of %lld tokens = %lld tokens a step (%lld at once); %lld steps\n", (long long)o->global_batch, (long long)o->seq,
            (long long)facts.tokens_per_step, (long long)o->micro_batch, (long long)o->steps);
     if (run->comm->size > 1) {
-        printf("ranks   %d data-parallel replicas, %d on this host\n", run->comm->size, run->comm->local_size);
+        const Mesh *mesh = &run->layout.mesh;
+        printf("ranks   %d = tp %d%s x pp %d (layers %s, %s) x dp %d (zero %d), %d on this host\n", mesh->world, mesh->tp,
+               run->layout.sp ? " sp" : "", mesh->pp, plan->stages, schedule_kind_names[plan->schedule.kind], mesh->dp, run->layout.zero,
+               run->comm->local_size);
     }
     printf("device  %s, %d threads, matrix products by %s, %s; %s of memory planned\n", run->trainer.device.name, omp_get_max_threads(), BUILD_BLAS,
            o->precision == PRECISION_BF16 ? "bf16 with fp32 master weights" : "fp32", plan_bytes_text((double)facts.total_bytes, memory));
@@ -780,16 +1215,6 @@ static void banner(const Run *run, const PlanInput *plan) {
     }
     if (run->resumed) printf("resumed at step %lld\n", (long long)run->step);
     fflush(stdout);
-}
-
-// Whether any rank was asked to stop (why, else NULL), and the tokens of all ranks (optional): told between two steps, so that all
-// ranks stop at the same one. `out`: where a file `stop` asks too.
-static const char *agree_on_stop(Run *run, const char *out, int64_t *tokens) {
-    const char *own = signals_stop_requested(is_first(run) ? out : NULL);
-    int64_t sums[2] = {tokens != NULL ? *tokens : 0, own != NULL};
-    comm_all_reduce(run->comm->world, sums, 2, COMM_I64, COMM_SUM);
-    if (tokens != NULL) *tokens = sums[0];
-    return own != NULL ? own : sums[1] > 0 ? "a signal to another rank" : NULL;
 }
 
 // The record of a step; a step that was skipped is told, and after --bad-steps in a row the run ends.
@@ -821,24 +1246,54 @@ static void record_step(Run *run, const StepBatch *batch, const StepState *resul
     }
 }
 
-// The last record of a finished run, with the bytes of every rank; closes the log.
+// The last record of a finished run, with what every rank held and sent, and the same as a table; closes the log.
 static void record_end(Run *run, bool finished) {
     Error error = {0};
-    Trainer *t = &run->trainer;
+    const Trainer *t = &run->trainer;
     const int size = run->comm->size;
-    const ZeroBytes bytes = zero_bytes(&t->model, t->dtype);
-    MonitorRank own = {.param_bytes = bytes.param_bytes,
+    const ZeroBytes bytes = t->zero.bytes;
+    const MeshAt at = t->layout.mesh.at;
+    MonitorRank own = {.tp = at.tp,
+                       .pp = at.pp,
+                       .dp = at.dp,
+                       .param_bytes = bytes.param_bytes,
                        .grad_bytes = bytes.grad_bytes,
                        .optim_bytes = bytes.optim_bytes + bytes.master_bytes,
-                       .activation_peak_bytes = t->arena_bytes};
+                       .activation_peak_bytes = t->arena_bytes,
+                       .buffer_bytes = bytes.buffer_bytes,
+                       .resident_start_bytes = run->resident_start_bytes};
+    size_t now_bytes;
+    monitor_resident(&now_bytes, &own.resident_peak_bytes);
     memcpy(own.comm, run->comm->counts, sizeof own.comm);
+    memcpy(own.step_comm, run->step_comm, sizeof own.step_comm);
     MonitorRank *ranks = base_new((size_t)size, sizeof *ranks);
     comm_all_gather(run->comm->world, ranks, &own, (int64_t)sizeof own, COMM_BYTE);
     if (is_first(run)) {
         require(run, !finished || monitor_end(&run->monitor, t->init_hash, t->device.name, ranks, size, &error), &error);
+        if (finished) monitor_ranks(&run->monitor, ranks, size, run->step - run->first_step);
         require(run, monitor_close(&run->monitor, &error), &error);
     }
     free(ranks);
+}
+
+// Before (-1) and after (1) a step: what it communicated is the difference.
+static void count_step(Run *run, int sign) {
+    for (int kind = 0; kind < COMM_KINDS; kind++) {
+        run->step_comm[kind].calls += sign * run->comm->counts[kind].calls;
+        run->step_comm[kind].bytes += sign * run->comm->counts[kind].bytes;
+    }
+}
+
+// Writes the trace once its steps are over, or what there is of it when the run ends before.
+static void write_trace(Run *run, bool ending) {
+    Trace *trace = &run->trainer.trace;
+    Error error = {0};
+    if (trace->first == 0 || run->traced || !(ending || run->step >= trace->last)) return;
+    run->traced = true;
+    char *path = path_join(run->options.out, "trace.json"), text[256];
+    require_all(run, trace_write(trace, run->comm, path, &error), &error);
+    if (is_first(run)) monitor_say(&run->monitor, "%s", trace_summary(trace, path, text));
+    free(path);
 }
 
 // Gives everything back.
@@ -849,6 +1304,7 @@ static void run_close(Run *run) {
     tokens_close(&run->train_set);
     tokens_close(&run->val_set);
     if (run->lock >= 0) close(run->lock);
+    layout_free(&run->layout);
     options_free(&run->options);
     comm_finish(run->comm);
 }
@@ -869,12 +1325,46 @@ static int inform(Run *run) {
     return CODE_OK;
 }
 
+// Allocates, initialises or loads, opens the log and says what is about to happen.
+static void begin(Run *run, const Model *model, Checkpoint *checkpoint, const PlanInput *plan, int argc, char **argv) {
+    const Options *o = &run->options;
+    Trainer *t = &run->trainer;
+    Error error = {0};
+    const int64_t optimizer_steps = t->optimizer_steps;
+    trainer_create(t, o, &run->config, run->comm);
+    t->optimizer_steps = optimizer_steps;
+    trainer_init_parameters(t);
+    if (checkpoint != NULL) load(run, checkpoint), checkpoint_close(checkpoint);
+    if (checkpoint == NULL && o->init_from != NULL) load_weights(run);
+    t->peak_flops = t->device.matmul_rate(&t->device, t->dtype);
+    // A run that only looks (--steps 0) at an existing checkpoint leaves its log alone.
+    const char *log = checkpoint != NULL && o->steps == 0 ? NULL : o->out;
+    require_all(run, !is_first(run) || monitor_open(&run->monitor, log, o->steps, checkpoint != NULL, run->step, &error), &error);
+    monitor_rates(&run->monitor, model_flops_per_token(model, o->seq), t->peak_flops * run->comm->size);
+    if (run->comm->mpi) run->monitor.terminal = false; // a launcher's pipe, even where it looks like a terminal
+    if (log != NULL && is_first(run)) require(run, monitor_run_json(log, argc, argv, o, &run->config, model_parameters(model), &error), &error);
+    if (is_first(run)) banner(run, plan);
+    if (run->comm->size > 1) comm_watchdog(run->comm, (double)o->watchdog);
+    int64_t first, last;
+    if (o->trace != NULL && trace_parse(o->trace, &first, &last, &error)) {
+        const MeshAt at = t->layout.mesh.at;
+        char label[96];
+        snprintf(label, sizeof label, "tp %d, pp %d, dp %d", at.tp, at.pp, at.dp);
+        trace_open(&t->trace, run->comm, first, last);
+        trace_label(&t->trace, label);
+    }
+    size_t peak_bytes;
+    monitor_resident(&run->resident_start_bytes, &peak_bytes);
+    run->first_step = run->step;
+}
+
 int main(int argc, char **argv) {
     static Run run; // large, and loaders must not move
     Options *o = &run.options;
     Error error = {0};
     PlanInput plan;
     Checkpoint checkpoint = {0};
+    Trainer *t = &run.trainer;
     bool found = false;
     run.lock = run.monitor.log = -1;
 
@@ -908,41 +1398,30 @@ int main(int argc, char **argv) {
     }
     require_all(&run, plan_fits(&plan, &error), &error);
 
-    // Allocate, initialise or load.
-    const int64_t optimizer_steps = run.trainer.optimizer_steps;
-    trainer_create(&run.trainer, o, &run.config, run.comm);
-    run.trainer.optimizer_steps = optimizer_steps;
-    Trainer *t = &run.trainer;
-    trainer_init_parameters(t);
-    if (found) load(&run, &checkpoint);
-    if (!found && o->init_from != NULL) load_weights(&run);
-    if (found) checkpoint_close(&checkpoint);
-    t->peak_flops = t->device.matmul_rate(&t->device, t->dtype);
-    // A run that only looks (--steps 0) at an existing checkpoint leaves its log alone.
-    const char *log = found && o->steps == 0 ? NULL : o->out;
-    require_all(&run, !is_first(&run) || monitor_open(&run.monitor, log, o->steps, found, run.step, &error), &error);
-    monitor_rates(&run.monitor, model_flops_per_token(&model, o->seq), t->peak_flops * run.comm->size);
-    if (run.comm->mpi) run.monitor.terminal = false; // a launcher's pipe, even where it looks like a terminal
-    if (log != NULL && is_first(&run)) require(&run, monitor_run_json(log, argc, argv, o, &run.config, model_parameters(&model), &error), &error);
-    if (is_first(&run)) banner(&run, &plan);
-    if (run.comm->size > 1) comm_watchdog(run.comm, (double)o->watchdog);
+    begin(&run, &model, found ? &checkpoint : NULL, &plan, argc, argv);
 
     const char *stop = agree_on_stop(&run, NULL, NULL);
     while (run.step < o->steps && stop == NULL) {
-        const double begin = clock_ms();
+        const double started = clock_ms();
         const int64_t step = run.step + 1;
         comm_heartbeat(run.comm, step, "training");
+        trace_step(&t->trace, step);
+        trace_begin(&t->trace, "loader", -1, -1);
         const StepBatch *batch = loader_next(&run.train, &error);
         require(&run, batch != NULL, &error);
+        trace_end(&t->trace);
         if (batch->valid_global == 0 && is_first(&run))
             monitor_say(&run.monitor, "step %lld: no token of this batch has a target", (long long)step);
+        count_step(&run, -1);
         step_begin(t, step);
         accumulate_gradients(t, batch);
-        if (step == 1) dump_gradients(&run);
         const StepState result = step_end(t);
         int64_t tokens = batch->tokens;
         stop = agree_on_stop(&run, o->out, &tokens);
-        record_step(&run, batch, &result, tokens, clock_ms() - begin);
+        count_step(&run, 1);
+        if (step == 1) dump_gradients(&run); // the update has left them as they were
+        record_step(&run, batch, &result, tokens, clock_ms() - started);
+        write_trace(&run, stop != NULL);
 
         const bool last = step == o->steps;
         if (o->out != NULL && (due(o->save_every, step) || (last && o->save_every > 0) || stop != NULL)) save(&run);
@@ -953,6 +1432,7 @@ int main(int argc, char **argv) {
         validate(&run);
         if (o->sample_every > 0 || o->prompt != NULL) generate(&run);
     }
+    write_trace(&run, true);
     if (stop == NULL) stop = agree_on_stop(&run, NULL, NULL); // in the last validation: the next --resume auto finishes the run
     record_end(&run, stop == NULL);
     if (stop != NULL && is_first(&run)) {

@@ -1,32 +1,57 @@
-// checkpoint.h: checkpoints OUT/step_%08d/: saving with an atomic commit, finding the newest good one, reading tensors
-// whatever slices they lie in, keeping the last few. Host memory only: the trainer copies to and from devices.
+// checkpoint.h: checkpoints OUT/step_%08d/ of all ranks of a job: their names and slices, the lock of OUT, opening with verification,
+// finding the newest good one. checkpoint_save.h writes them, checkpoint_read.h reads tensors into any layout. Host memory only:
+// the trainer copies to and from devices. All ranks see one file system.
 //
-// Commit: everything is written and synced in step_N.tmp/, which is then renamed to step_N, and OUT synced. Deleting comes
-// after, through step_M.old. Names with .tmp and .old are never read, and are removed by the next save. So a crash at any
-// instant leaves the newest committed checkpoint whole.
+// Files: a rank that holds something has rank_%05d.safetensors; the manifest tells which slices of which tensor lie where. Names with
+// .tmp and .old are of a save that is under way or was interrupted, and are never read.
+//
+// Functions with a Comm are collective: all ranks call them and get the same verdict, with the error of the first rank that failed.
 #ifndef LLMC_CHECKPOINT_H
 #define LLMC_CHECKPOINT_H
 
 #include "llmc/base.h"        // Error, fail
+#include "llmc/comm.h"        // comm_all_reduce, comm_broadcast, comm_send
 #include "llmc/files.h"       // file_*, directory_*, path_join
 #include "llmc/manifest.h"    // Manifest, CheckpointState, manifest_*
-#include "llmc/precision.h"   // Dtype, dtype_names, bf16_*
+#include "llmc/precision.h"   // Dtype, dtype_names
 #include "llmc/safetensors.h" // safetensors_*
 #include <sys/file.h>         // flock
-#include <sys/statvfs.h>      // statvfs
 
 #define CHECKPOINT_MANIFEST "manifest.json"
-#define CHECKPOINT_DATA "rank_00000.safetensors"
 #define CHECKPOINT_LOCK ".lock"
+enum { CHECKPOINT_NAME_CHARS = 32 };
+enum { CHECKPOINT_PULSE_MS = 200 };
 
-// A tensor in host memory, by its name in the checkpoint: NAME, adam_m/NAME, adam_v/NAME, master/NAME.
+// What one rank holds of one tensor, by its name in the checkpoint: NAME, adam_m/NAME, adam_v/NAME, master/NAME.
 typedef struct {
     char name[64];
     Dtype dtype;
-    int rank;         // 1 or 2
-    int64_t shape[2]; // [n, 1] for rank 1
-    void *data;
-} CheckpointTensor;
+    int rank;                 // 1 or 2 (of the tensor)
+    int64_t shape[2];         // of the whole tensor; [n, 1] for rank 1
+    int64_t begin[2], end[2]; // the box of the tensor that from, to count in, row-major
+    int64_t from, to;         // elements of the box, [from, to); none is fine
+    void *data;               // (to - from) host memory, no gaps
+} CheckpointSlice;
+
+// The whole of a tensor.
+static inline CheckpointSlice checkpoint_whole(const char *prefix, const char *name, Dtype dtype, int rank, const int64_t shape[2], void *data) {
+    CheckpointSlice slice = {.dtype = dtype, .rank = rank, .shape = {shape[0], shape[1]}, .end = {shape[0], shape[1]}};
+    snprintf(slice.name, sizeof slice.name, "%s%s", prefix, name);
+    slice.to = shape[0] * shape[1];
+    slice.data = data;
+    return slice;
+}
+
+// A box inside its tensor, a range inside the box.
+static inline bool checkpoint_slice_check_(const CheckpointSlice *s, Error *error) {
+    bool good = (int)s->dtype >= 0 && s->dtype < DTYPE_COUNT && (s->rank == 2 || (s->rank == 1 && s->shape[1] == 1));
+    for (int axis = 0; axis < 2; axis++) good = good && s->begin[axis] >= 0 && s->begin[axis] < s->end[axis] && s->end[axis] <= s->shape[axis];
+    good = good && s->from >= 0 && s->from <= s->to && s->to <= (s->end[0] - s->begin[0]) * (s->end[1] - s->begin[1]);
+    if (good) return true;
+    return fail(error, CODE_IO, "tensor '%.63s': got elements [%lld, %lld) of the box [%lld, %lld) x [%lld, %lld), wanted a part of [%lld, %lld]",
+                s->name, (long long)s->from, (long long)s->to, (long long)s->begin[0], (long long)s->end[0], (long long)s->begin[1],
+                (long long)s->end[1], (long long)s->shape[0], (long long)s->shape[1]);
+}
 
 // ----------------------------------------------------------------------------
 // OUT: lock and names
@@ -107,128 +132,47 @@ static inline bool checkpoint_count(const char *out, int64_t *count, Error *erro
 }
 
 // ----------------------------------------------------------------------------
-// Saving
+// Ranks together
 
-static inline bool checkpoint_clean_visit_(const char *directory, const char *name, void *context, Error *error) {
-    (void)context;
-    if (checkpoint_name_step_(name, ".tmp") < 0 && checkpoint_name_step_(name, ".old") < 0) return true;
-    char *path = path_join(directory, name);
-    bool good = directory_remove(path, error);
-    free(path);
-    return good;
+// True when every rank is good; otherwise all get the error of the first rank that is not.
+static inline bool checkpoint_agree_(Comm *comm, bool good, const Error *own, Error *error) {
+    int64_t failing = good ? 0 : comm->size - comm->rank; // the largest is that of the first rank
+    comm_all_reduce(comm->world, &failing, 1, COMM_I64, COMM_MAX);
+    if (failing == 0) return true;
+    const int first = comm->size - (int)failing;
+    Error told = *own;
+    comm_broadcast(comm->world, &told, (int64_t)sizeof told, COMM_BYTE, first);
+    if (comm->size == 1) return fail(error, told.code, "%s", told.text);
+    return fail(error, told.code, "rank %d: %.1000s", first, told.text);
 }
 
-// Removes what an interrupted save or deletion left.
-static inline bool checkpoint_clean_(const char *out, Error *error) { return directory_visit(out, checkpoint_clean_visit_, NULL, error); }
+// Ranks that work on their files for as long as it takes, some longer than others. Those that are done wait in rounds of a small
+// all-reduce, which those that still work join now and then: so nobody waits in one operation for longer than a watchdog allows,
+// and a rank that hangs is still noticed.
+typedef struct {
+    Comm *comm;
+    CommHandle round;
+    int64_t working; // some rank, in this round
+    double began_ms;
+} CheckpointPulse_;
 
-// Deletes the checkpoints before `step` but for the newest keep-1 (keep 0: all stay). Later ones are of a course of the run
-// that was left by resuming from before them: they are the user's to delete.
-static inline bool checkpoint_prune_(const char *out, int64_t step, int64_t keep, Error *error) {
-    CheckpointList_ list;
-    if (keep == 0) return true;
-    if (!checkpoint_list_(out, &list, error)) return false;
-    bool good = true;
-    int64_t kept = 0;
-    for (int64_t i = 0; good && i < list.count; i++) {
-        if (list.steps[i] > step || kept++ < keep) continue;
-        char name[48], old_name[48];
-        checkpoint_name_(list.steps[i], "", name);
-        checkpoint_name_(list.steps[i], ".old", old_name);
-        char *path = path_join(out, name), *old_path = path_join(out, old_name);
-        good = file_rename(path, old_path, error) && directory_sync(out, error) && directory_remove(old_path, error);
-        free(path);
-        free(old_path);
-    }
-    free(list.steps);
-    return good;
+// A sign of life of a rank that works (context: CheckpointPulse_).
+static inline void checkpoint_pulse_(void *context) {
+    CheckpointPulse_ *pulse = context;
+    comm_progress(pulse->comm);
+    if (!comm_test(&pulse->round) || clock_ms() - pulse->began_ms < CHECKPOINT_PULSE_MS) return;
+    pulse->began_ms = clock_ms();
+    pulse->working = 1;
+    pulse->round = comm_all_reduce_start(pulse->comm->world, &pulse->working, 1, COMM_I64, COMM_MAX);
 }
 
-static inline bool checkpoint_check_space_(const char *out, int64_t bytes, Error *error) {
-    struct statvfs status;
-    int result;
+// This rank is done; returns when all are.
+static inline void checkpoint_pulse_end_(CheckpointPulse_ *pulse) {
+    comm_wait(&pulse->round);
     do {
-        result = statvfs(out, &status);
-    } while (result != 0 && errno == EINTR);
-    if (result != 0) return fail(error, CODE_IO, "%s: cannot read the free space: %s", out, strerror(errno));
-    const double available = (double)status.f_bavail * (double)status.f_frsize;
-    if (available >= (double)bytes) return true;
-    return fail(error, CODE_IO, "%s: %.1f MB are free, a checkpoint needs %.1f MB", out, available * 1e-6, (double)bytes * 1e-6);
-}
-
-// Writes both files into an empty directory and syncs it.
-static inline bool checkpoint_write_(const char *directory, const CheckpointState *state, const CheckpointTensor *tensors, int count,
-                                     Error *error) {
-    SafetensorsEntry *entries = base_new((size_t)count, sizeof *entries);
-    ManifestTensor *rows = base_new((size_t)count, sizeof *rows);
-    ManifestSlice *slices = base_new((size_t)count, sizeof *slices);
-    for (int i = 0; i < count; i++) {
-        const CheckpointTensor *t = &tensors[i];
-        entries[i] = (SafetensorsEntry){t->name, dtype_names[t->dtype], t->rank, {t->shape[0], t->shape[1]}, t->data};
-        slices[i] = (ManifestSlice){.end = {t->shape[0], t->shape[1]}, .to = t->shape[0] * t->shape[1]};
-        rows[i] = (ManifestTensor){t->name, safetensors_type(dtype_names[t->dtype]), t->rank, {t->shape[0], t->shape[1]}, &slices[i], 1};
-    }
-    ManifestFile file = {.name = CHECKPOINT_DATA};
-    char *data_path = path_join(directory, CHECKPOINT_DATA), *manifest_path = path_join(directory, CHECKPOINT_MANIFEST);
-    bool good = safetensors_write_file(data_path, entries, count, NULL, &file.bytes, file.xxh3, error);
-    if (good) {
-        const Manifest manifest = {.state = *state, .tensors = rows, .tensor_count = count, .files = &file, .file_count = 1};
-        char *text = manifest_text(&manifest);
-        FileWriter writer;
-        good = text != NULL || fail(error, CODE_IO, "%s: cannot be put into JSON (out of memory, or a name is not UTF-8)", manifest_path);
-        if (good && (good = file_writer_open(&writer, manifest_path, error))) {
-            good = file_writer_add(&writer, text, strlen(text), error);
-            if (good)
-                good = file_writer_finish(&writer, NULL, error);
-            else
-                file_writer_free(&writer);
-        }
-        free(text);
-    }
-    free(data_path);
-    free(manifest_path);
-    free(entries);
-    free(rows);
-    free(slices);
-    return good && directory_sync(directory, error);
-}
-
-// Puts the finished directory under its name. A checkpoint of the same step (damaged, or of another course of the run) is
-// exchanged in one operation where the file system can; it is then in the .tmp directory.
-static inline bool checkpoint_commit_(const char *temporary, const char *final, const char *old, Error *error) {
-    struct stat status;
-    if (stat(final, &status) != 0) return file_rename(temporary, final, error);
-    if (renameat2(AT_FDCWD, temporary, AT_FDCWD, final, RENAME_EXCHANGE) == 0) return true;
-    if (errno != EINVAL && errno != ENOSYS) return fail(error, CODE_IO, "%s: cannot exchange with %s: %s", temporary, final, strerror(errno));
-    if (!file_rename(final, old, error)) return false;
-    if (file_rename(temporary, final, error)) return true;
-    (void)rename(old, final); // back as it was, if that is possible; the error is already told
-    return false;
-}
-
-// Writes OUT/step_N and deletes old ones so that `keep` remain (0: all). OUT exists and is locked by the caller. After a
-// failure the checkpoints that were there are as they were.
-static inline bool checkpoint_save(const char *out, const CheckpointState *state, const CheckpointTensor *tensors, int count, int64_t keep,
-                                   Error *error) {
-    int64_t bytes = 1 << 20; // headers, manifest, directories
-    for (int i = 0; i < count; i++) bytes += tensors[i].shape[0] * tensors[i].shape[1] * (int64_t)dtype_bytes(tensors[i].dtype) + 1024;
-    if (!checkpoint_clean_(out, error) || !checkpoint_check_space_(out, bytes, error)) return false;
-    char name[48], temporary_name[48], old_name[48];
-    checkpoint_name_(state->step, "", name);
-    checkpoint_name_(state->step, ".tmp", temporary_name);
-    checkpoint_name_(state->step, ".old", old_name);
-    char *final = path_join(out, name), *temporary = path_join(out, temporary_name), *old = path_join(out, old_name);
-    bool good = mkdir(temporary, 0777) == 0 || fail(error, CODE_IO, "%s: cannot create the directory: %s", temporary, strerror(errno));
-    good = good && checkpoint_write_(temporary, state, tensors, count, error) && checkpoint_commit_(temporary, final, old, error);
-    if (good) {
-        good = directory_sync(out, error) && checkpoint_clean_(out, error) && checkpoint_prune_(out, state->step, keep, error);
-    } else {
-        Error ignored = {0}; // the first error is the one to tell; what is left takes space that others may need now
-        (void)directory_remove(temporary, &ignored);
-    }
-    free(final);
-    free(temporary);
-    free(old);
-    return good;
+        pulse->working = 0;
+        comm_all_reduce(pulse->comm->world, &pulse->working, 1, COMM_I64, COMM_MAX);
+    } while (pulse->working != 0);
 }
 
 // ----------------------------------------------------------------------------
@@ -236,19 +180,18 @@ static inline bool checkpoint_save(const char *out, const CheckpointState *state
 
 typedef struct {
     char *directory;
-    Manifest manifest;         // manifest.state is the state
-    SafetensorsIndex *indices; // (manifest.file_count)
+    Manifest manifest; // manifest.state is the state
+    Comm *comm;        // for signs of life while it is read
 } Checkpoint;
 
 static inline void checkpoint_close(Checkpoint *checkpoint) {
-    for (int64_t i = 0; checkpoint->indices != NULL && i < checkpoint->manifest.file_count; i++) safetensors_index_free(&checkpoint->indices[i]);
-    free(checkpoint->indices);
     free(checkpoint->directory);
     manifest_free(&checkpoint->manifest);
     *checkpoint = (Checkpoint){0};
 }
 
-static inline bool checkpoint_verify_file_(const char *directory, const ManifestFile *file, SafetensorsIndex *index, Error *error) {
+static inline bool checkpoint_verify_file_(const char *directory, const ManifestFile *file, SafetensorsIndex *index, CheckpointPulse_ *pulse,
+                                           Error *error) {
     char *path = path_join(directory, file->name), hash[FILES_HASH_CHARS];
     int fd;
     int64_t bytes;
@@ -256,7 +199,7 @@ static inline bool checkpoint_verify_file_(const char *directory, const Manifest
     if (good) {
         good = bytes == file->bytes ||
                fail(error, CODE_INPUT, "%s: got %lld bytes, wanted %lld (truncated?)", path, (long long)bytes, (long long)file->bytes);
-        good = good && file_hash(fd, bytes, path, hash, error);
+        good = good && file_hash(fd, bytes, path, checkpoint_pulse_, pulse, hash, error);
         good =
             good && (strcmp(hash, file->xxh3) == 0 || fail(error, CODE_INPUT, "%s: XXH3-128: got %s, wanted %s (damaged)", path, hash, file->xxh3));
         good = good && safetensors_read_index(fd, bytes, path, index, error);
@@ -266,14 +209,16 @@ static inline bool checkpoint_verify_file_(const char *directory, const Manifest
     return good;
 }
 
-static inline bool checkpoint_verify_slices_(const Checkpoint *checkpoint, Error *error) {
+// The manifest's slices in this rank's share of the files (the others' indices are empty).
+static inline bool checkpoint_verify_slices_(const Checkpoint *checkpoint, const SafetensorsIndex *indices, Error *error) {
     const Manifest *manifest = &checkpoint->manifest;
     for (int64_t i = 0; i < manifest->tensor_count; i++) {
         const ManifestTensor *tensor = &manifest->tensors[i];
         for (int64_t j = 0; j < tensor->slice_count; j++) {
             const ManifestSlice *slice = &tensor->slices[j];
+            if (slice->file % checkpoint->comm->size != checkpoint->comm->rank) continue;
             const char *file = manifest->files[slice->file].name;
-            const SafetensorsTensor *stored = safetensors_find(&checkpoint->indices[slice->file], tensor->name);
+            const SafetensorsTensor *stored = safetensors_find(&indices[slice->file], tensor->name);
             if (stored == NULL) return fail(error, CODE_INPUT, "%s/%s: tensor '%.100s' is missing", checkpoint->directory, file, tensor->name);
             if (stored->type != tensor->type || stored->elements != slice->to - slice->from) {
                 return fail(error, CODE_INPUT, "%s/%s: tensor '%.100s': got %lld elements of %s, the manifest wants %lld of %s",
@@ -285,46 +230,88 @@ static inline bool checkpoint_verify_slices_(const Checkpoint *checkpoint, Error
     return true;
 }
 
-// Opens and verifies a checkpoint directory: reads every file once.
-static inline bool checkpoint_open(const char *directory, Checkpoint *checkpoint, Error *error) {
-    *checkpoint = (Checkpoint){.directory = base_copy_text(directory)};
-    char *path = path_join(directory, CHECKPOINT_MANIFEST);
+// The text of the manifest, which rank 0 reads and has checked, on all ranks; NULL when it is not good. The caller frees it.
+static inline char *checkpoint_manifest_text_(Comm *comm, const char *directory, const char *path, int64_t *length, Error *error) {
+    char *text = NULL;
     size_t bytes = 0;
-    bool good = access(path, F_OK) == 0 || errno != ENOENT ||
-                fail(error, CODE_INPUT, "%s: no %s in it: wanted a checkpoint directory, OUT/step_N", directory, CHECKPOINT_MANIFEST);
-    char *text = good ? file_read_whole(path, MANIFEST_MAX_BYTES, &bytes, error) : NULL;
-    good = text != NULL && manifest_check_seal(path, text, bytes, error) && manifest_parse(path, text, bytes, &checkpoint->manifest, error);
+    Error own = {0};
+    bool good = true;
+    if (comm->rank == 0) {
+        good = access(path, F_OK) == 0 || errno != ENOENT ||
+               fail(&own, CODE_INPUT, "%s: no %s in it: wanted a checkpoint directory, OUT/step_N", directory, CHECKPOINT_MANIFEST);
+        if (good) text = file_read_whole(path, MANIFEST_MAX_BYTES, &bytes, &own);
+        good = text != NULL && manifest_check_seal(path, text, bytes, &own);
+    }
+    if (!checkpoint_agree_(comm, good, &own, error)) {
+        free(text);
+        return NULL;
+    }
+    *length = (int64_t)bytes;
+    comm_broadcast(comm->world, length, 1, COMM_I64, 0);
+    if (comm->rank != 0) text = base_new((size_t)*length, 1);
+    comm_broadcast(comm->world, text, *length, COMM_BYTE, 0);
+    return text;
+}
+
+// Opens and verifies a checkpoint directory: every file is read once, by one of the ranks.
+static inline bool checkpoint_open(Comm *comm, const char *directory, Checkpoint *checkpoint, Error *error) {
+    *checkpoint = (Checkpoint){.directory = base_copy_text(directory), .comm = comm};
+    Manifest *manifest = &checkpoint->manifest;
+    char *path = path_join(directory, CHECKPOINT_MANIFEST);
+    int64_t length = 0;
+    char *text = checkpoint_manifest_text_(comm, directory, path, &length, error);
+    bool good = text != NULL;
+    if (good) {
+        CheckpointPulse_ pulse = {.comm = comm, .began_ms = clock_ms()};
+        Error own = {0};
+        good = manifest_parse(path, text, (size_t)length, manifest, &own);
+        SafetensorsIndex *indices = base_new((size_t)manifest->file_count, sizeof *indices);
+        for (int64_t i = comm->rank; good && i < manifest->file_count; i += comm->size) {
+            good = checkpoint_verify_file_(directory, &manifest->files[i], &indices[i], &pulse, &own);
+        }
+        good = good && checkpoint_verify_slices_(checkpoint, indices, &own);
+        for (int64_t i = 0; i < manifest->file_count; i++) safetensors_index_free(&indices[i]);
+        free(indices);
+        checkpoint_pulse_end_(&pulse);
+        good = checkpoint_agree_(comm, good, &own, error);
+    }
     free(text);
     free(path);
-    if (good) checkpoint->indices = base_new((size_t)checkpoint->manifest.file_count, sizeof *checkpoint->indices);
-    for (int64_t i = 0; good && i < checkpoint->manifest.file_count; i++) {
-        good = checkpoint_verify_file_(directory, &checkpoint->manifest.files[i], &checkpoint->indices[i], error);
-    }
-    good = good && checkpoint_verify_slices_(checkpoint, error);
     if (!good) checkpoint_close(checkpoint);
     return good;
 }
 
+// The checkpoints in OUT as rank 0 sees them, on all ranks.
+static inline bool checkpoint_list_all_(Comm *comm, const char *out, CheckpointList_ *list, Error *error) {
+    Error own = {0};
+    *list = (CheckpointList_){0};
+    if (!checkpoint_agree_(comm, comm->rank != 0 || checkpoint_list_(out, list, &own), &own, error)) return false;
+    comm_broadcast(comm->world, &list->count, 1, COMM_I64, 0);
+    if (comm->rank != 0) list->steps = base_new((size_t)list->count, sizeof *list->steps);
+    comm_broadcast(comm->world, list->steps, list->count, COMM_I64, 0);
+    return true;
+}
+
 // Opens the newest checkpoint of OUT that verifies. *found is false when OUT holds none at all. Those that do not verify
-// are told on `notices` (optional), a line each; when there are only such, that is an error: a run that silently starts
-// anew would overwrite what may still be saved.
-static inline bool checkpoint_find(const char *out, Checkpoint *checkpoint, bool *found, FILE *notices, Error *error) {
+// are told on rank 0's `notices` (optional), a line each; when there are only such, that is an error: a run that silently
+// starts anew would overwrite what may still be saved.
+static inline bool checkpoint_find(Comm *comm, const char *out, Checkpoint *checkpoint, bool *found, FILE *notices, Error *error) {
     CheckpointList_ list;
     *checkpoint = (Checkpoint){0};
     *found = false;
-    if (!checkpoint_list_(out, &list, error)) return false;
+    if (!checkpoint_list_all_(comm, out, &list, error)) return false;
     Error newest = {0};
     for (int64_t i = 0; !*found && i < list.count; i++) {
         char name[48];
         checkpoint_name_(list.steps[i], "", name);
         char *path = path_join(out, name);
         Error reason = {0};
-        *found = checkpoint_open(path, checkpoint, &reason);
+        *found = checkpoint_open(comm, path, checkpoint, &reason);
         if (*found && checkpoint->manifest.state.step != list.steps[i]) {
             *found = fail(&reason, CODE_INPUT, "%s: holds step %lld (renamed?)", path, (long long)checkpoint->manifest.state.step);
             checkpoint_close(checkpoint);
         }
-        if (!*found && notices != NULL) fprintf(notices, "skipping checkpoint %s: %s\n", name, reason.text);
+        if (!*found && notices != NULL && comm->rank == 0) fprintf(notices, "skipping checkpoint %s: %s\n", name, reason.text);
         if (!*found && i == 0) newest = reason;
         free(path);
     }
@@ -332,100 +319,6 @@ static inline bool checkpoint_find(const char *out, Checkpoint *checkpoint, bool
     free(list.steps);
     if (*found || count == 0) return true;
     return fail(error, CODE_INPUT, "%s: none of its %lld checkpoints is good; the newest: %.800s", out, (long long)count, newest.text);
-}
-
-// ----------------------------------------------------------------------------
-// Reading tensors
-
-// dst (count) = src (count), F32 or BF16 to the other, or a copy.
-static inline void checkpoint_convert_(void *dst, Dtype to, const void *src, Dtype from, int64_t count) {
-    if (from == to) {
-        memcpy(dst, src, (size_t)count * dtype_bytes(to));
-    } else if (to == DTYPE_F32) {
-        for (int64_t i = 0; i < count; i++) ((float *)dst)[i] = bf16_to_f32(((const uint16_t *)src)[i]);
-    } else {
-        for (int64_t i = 0; i < count; i++) ((uint16_t *)dst)[i] = bf16_from_f32(((const float *)src)[i]);
-    }
-}
-
-// Reads one slice into its place in the whole tensor, through `chunk` (FILES_CHUNK_BYTES).
-static inline bool checkpoint_read_slice_(const SafetensorsFile *file, const ManifestSlice *slice, Dtype from, const CheckpointTensor *tensor,
-                                          char *chunk, Error *error) {
-    const SafetensorsTensor *stored = safetensors_find(&file->index, tensor->name);
-    const int64_t width = slice->end[1] - slice->begin[1], from_bytes = (int64_t)dtype_bytes(from), to_bytes = (int64_t)dtype_bytes(tensor->dtype);
-    const int64_t chunk_elements = FILES_CHUNK_BYTES / 4, count = slice->to - slice->from;
-    if (stored == NULL || stored->elements != count) return fail(error, CODE_INPUT, "%s: changed while it was read", file->path);
-    if (width == tensor->shape[1] && from == tensor->dtype) { // lies in the tensor without gaps
-        char *at = (char *)tensor->data + (slice->begin[0] * width + slice->from) * to_bytes;
-        return safetensors_read(file, stored, 0, count * from_bytes, at, error);
-    }
-    for (int64_t done = 0; done < count; done += chunk_elements) {
-        const int64_t span = min_i64(chunk_elements, count - done);
-        if (!safetensors_read(file, stored, done * from_bytes, span * from_bytes, chunk, error)) return false;
-        for (int64_t i = 0; i < span;) { // pieces of rows of the box
-            const int64_t element = slice->from + done + i, row = slice->begin[0] + element / width, column = element % width;
-            const int64_t piece = min_i64(width - column, span - i);
-            char *at = (char *)tensor->data + (row * tensor->shape[1] + slice->begin[1] + column) * to_bytes;
-            checkpoint_convert_(at, tensor->dtype, chunk + i * from_bytes, from, piece);
-            i += piece;
-        }
-    }
-    return true;
-}
-
-// Finds a wanted tensor and checks its shape and dtype; *from is the dtype in the files.
-static inline const ManifestTensor *checkpoint_match_(const Checkpoint *checkpoint, const CheckpointTensor *wanted, bool convert, Dtype *from,
-                                                      Error *error) {
-    const ManifestTensor *row = manifest_tensor(&checkpoint->manifest, wanted->name);
-    if (row == NULL) {
-        fail(error, CODE_INPUT, "%s: tensor '%s' is missing", checkpoint->directory, wanted->name);
-        return NULL;
-    }
-    const int64_t columns = wanted->rank == 2 ? wanted->shape[1] : 1;
-    if (row->rank != wanted->rank || row->shape[0] != wanted->shape[0] || row->shape[1] != columns) {
-        fail(error, CODE_INPUT, "%s: tensor '%s': shape: got rank %d [%lld, %lld], wanted rank %d [%lld, %lld]", checkpoint->directory,
-             wanted->name, row->rank, (long long)row->shape[0], (long long)row->shape[1], wanted->rank, (long long)wanted->shape[0],
-             (long long)columns);
-        return NULL;
-    }
-    for (*from = 0; *from < DTYPE_COUNT && strcmp(dtype_names[*from], row->type->name) != 0; (*from)++) continue;
-    const bool floats = (*from == DTYPE_F32 || *from == DTYPE_BF16) && (wanted->dtype == DTYPE_F32 || wanted->dtype == DTYPE_BF16);
-    if (*from != wanted->dtype && !(convert && floats)) {
-        fail(error, CODE_INPUT, "%s: tensor '%s': dtype: got %s, wanted %s", checkpoint->directory, wanted->name, row->type->name,
-             dtype_names[wanted->dtype]);
-        return NULL;
-    }
-    return row;
-}
-
-// Fills the data of the wanted tensors; others in the checkpoint are left alone. `convert` allows F32 <-> BF16.
-// All are checked before the first is read.
-static inline bool checkpoint_read(const Checkpoint *checkpoint, const CheckpointTensor *tensors, int count, bool convert, Error *error) {
-    Dtype from;
-    for (int i = 0; i < count; i++) {
-        if (checkpoint_match_(checkpoint, &tensors[i], convert, &from, error) == NULL) return false;
-    }
-    char *chunk = base_new(FILES_CHUNK_BYTES, 1);
-    SafetensorsFile file = {.fd = -1};
-    int opened = -1; // the file that is open: consecutive slices mostly lie in the same one
-    bool good = true;
-    for (int i = 0; good && i < count; i++) {
-        const ManifestTensor *row = checkpoint_match_(checkpoint, &tensors[i], convert, &from, error);
-        for (int64_t j = 0; good && j < row->slice_count; j++) {
-            const ManifestSlice *slice = &row->slices[j];
-            if (slice->file != opened) {
-                safetensors_close(&file);
-                char *path = path_join(checkpoint->directory, checkpoint->manifest.files[slice->file].name);
-                good = safetensors_open(path, &file, error);
-                free(path);
-                opened = slice->file;
-            }
-            good = good && checkpoint_read_slice_(&file, slice, from, &tensors[i], chunk, error);
-        }
-    }
-    safetensors_close(&file);
-    free(chunk);
-    return good;
 }
 
 #endif

@@ -394,11 +394,12 @@ static inline bool comm_is_shared(const Comm *comm, const void *pointer) {
 static inline CommGroup *comm_group(Comm *comm, const int *members, int count, const char *name) {
     if (count == 0) return NULL;
     comm_check_idle_(comm, "comm_group");
-    const int index = comm->group_count++;
+    int index = 0;
+    while (index < comm->group_count && comm->groups[index] != NULL) index++;
     CommGroup *group = base_new(1, sizeof *group);
-    comm->groups = base_grow(comm->groups, (size_t)comm->group_count, sizeof(CommGroup *));
+    if (index == comm->group_count) comm->groups = base_grow(comm->groups, (size_t)++comm->group_count, sizeof(CommGroup *));
     comm->groups[index] = group;
-    *group = (CommGroup){.comm = comm, .size = count, .rank = -1, .shared = count > 1 && comm->slots != NULL};
+    *group = (CommGroup){.comm = comm, .index = index, .size = count, .rank = -1, .shared = count > 1 && comm->slots != NULL};
     snprintf(group->name, sizeof group->name, "%s", name);
     group->members = base_new((size_t)count, sizeof *group->members);
     group->local = base_new((size_t)count, sizeof *group->local);
@@ -432,6 +433,30 @@ static inline CommGroup *comm_group(Comm *comm, const int *members, int count, c
     free(indices);
 #endif
     return group;
+}
+
+static inline void comm_group_release_(CommGroup *group) {
+#ifdef USE_MPI
+    if (group->size > 1) comm_check_(group->comm, MPI_Comm_free(&group->mpi), "MPI_Comm_free");
+#endif
+    group->comm->groups[group->index] = NULL;
+    free(group->members);
+    free(group->local);
+    free(group->slots);
+    free(group);
+}
+
+// Gives a group back, so that its place serves another. Called by all members, with nothing in flight on it. NULL is allowed.
+static inline void comm_group_free(CommGroup *group) {
+    if (group == NULL) return;
+    comm_check_idle_(group->comm, "comm_group_free");
+#ifdef USE_MPI
+    if (group->size > 1) comm_check_(group->comm, MPI_Barrier(group->mpi), "MPI_Barrier"); // now nobody looks at the slots
+    if (group->size > 1 && group->shared) {
+        memset((void *)(group->comm->slots[group->comm->local_rank] + (ptrdiff_t)group->index * COMM_SLOTS), 0, sizeof(CommSlot) * COMM_SLOTS);
+    }
+#endif
+    comm_group_release_(group);
 }
 
 // Turns late completion on (seed > 0) or off, with nothing in flight.
@@ -535,14 +560,7 @@ static inline void comm_finish(Comm *comm) {
     comm_barrier(comm->world);
     comm_watchdog_stop_(comm);
     for (int i = 0; i < comm->group_count; i++) {
-        CommGroup *group = comm->groups[i];
-#ifdef USE_MPI
-        if (group->size > 1) comm_check_(comm, MPI_Comm_free(&group->mpi), "MPI_Comm_free");
-#endif
-        free(group->members);
-        free(group->local);
-        free(group->slots);
-        free(group);
+        if (comm->groups[i] != NULL) comm_group_release_(comm->groups[i]);
     }
     if (comm->slots != NULL) comm_release(comm, comm->slots[comm->local_rank]);
     if (comm->pulses != NULL) comm_release(comm, comm->pulses[comm->local_rank]);

@@ -75,6 +75,7 @@ typedef struct CommOp CommOp;
 struct CommGroup {
     Comm *comm;
     char name[32];
+    int index; // of the communicator's groups on this rank
     int size, rank;
     int *members;     // (size) world ranks
     bool shared;      // all members on this host, with slots:

@@ -79,7 +79,9 @@ static inline char *file_read_whole(const char *path, int64_t limit_bytes, size_
     return text;
 }
 
-static inline bool file_hash(int fd, int64_t bytes, const char *path, char hash[FILES_HASH_CHARS], Error *error) {
+// Calls alive (optional) between chunks.
+static inline bool file_hash(int fd, int64_t bytes, const char *path, void (*alive)(void *context), void *context, char hash[FILES_HASH_CHARS],
+                             Error *error) {
     XXH3_state_t *state = XXH3_createState();
     char *chunk = base_new((size_t)min_i64(bytes, FILES_CHUNK_BYTES), 1);
     if (state == NULL) die(CODE_USAGE, "out of memory: hash state");
@@ -89,6 +91,7 @@ static inline bool file_hash(int fd, int64_t bytes, const char *path, char hash[
         size_t span = (size_t)min_i64(FILES_CHUNK_BYTES, bytes - at);
         good = file_read_at(fd, chunk, span, at, path, error);
         if (good) XXH3_128bits_update(state, chunk, span);
+        if (alive != NULL) alive(context);
     }
     if (good) files_hash_text(XXH3_128bits_digest(state), hash);
     XXH3_freeState(state);

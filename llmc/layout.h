@@ -25,7 +25,7 @@ typedef struct {
     int64_t vocab_begin; // first row of this rank's vocabulary
     int kv_replicas;     // neighbouring tp ranks that hold the same k/v heads
     bool sp;
-    int zero;              // stage 0 to 3
+    int zero;              // stage 0 to 3; 0 where there is nobody to share with
     int shards, shard;     // ranks that share the state, and this one's place; 1, 0 for stage 0
     int replicas, replica; // of that group
     ScheduleKind schedule;
@@ -198,6 +198,7 @@ static inline bool layout_create(Layout *l, const ModelConfig *m, const Options 
     if (dp % l->shards != 0) {
         return fail(error, CODE_USAGE, "--shard-group %d: does not divide the %d data-parallel ranks", l->shards, dp);
     }
+    if (l->shards == 1) l->zero = 0; // nobody to share with
     const int place = mesh->at.cp + mesh->cp * mesh->at.dp;
     l->shard = place % l->shards, l->replica = place / l->shards, l->replicas = dp / l->shards;
     l->sp = o->sp && mesh->tp > 1;
@@ -210,6 +211,12 @@ static inline bool layout_create(Layout *l, const ModelConfig *m, const Options 
     l->chunk_begin = base_new((size_t)layout_virtual_count(l) + 1, sizeof *l->chunk_begin);
     layout_divide_layers_(m, layout_virtual_count(l), l->chunk_begin);
     return true;
+}
+
+// The pipeline schedule of a step. --global-batch is set.
+static inline ScheduleShape layout_schedule_shape(const Layout *l, const Options *o) {
+    const int64_t micro_batches = o->global_batch / (o->micro_batch * l->mesh.dp * l->mesh.cp);
+    return (ScheduleShape){l->schedule, l->mesh.pp, (int)max_i64(1, micro_batches), l->virtual_stages};
 }
 
 static inline void layout_free(Layout *l) {

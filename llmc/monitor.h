@@ -41,6 +41,7 @@ typedef struct {
     size_t buffer_bytes;                              // gathered parameters, gradients on their way, messages
     size_t resident_start_bytes, resident_peak_bytes; // of the process, as the kernel counts; 0: unknown
     CommCount comm[COMM_KINDS];                       // calls and bytes by kind
+    CommCount step_comm[COMM_KINDS];                  // of these in training steps: not at the start, in validation, saving
 } MonitorRank;
 
 enum { MONITOR_PATH_BYTES = 4096 + 32 };
@@ -408,10 +409,10 @@ static inline void monitor_say_comm_(Monitor *monitor, const MonitorRank *ranks,
     monitor_say(monitor, "%-16s%12s%12s   largest", "comm per step", "calls", "MB");
     const double share = 1 / (double)max_i64(1, steps), mean = share / (double)rank_count;
     for (int kind = 0; kind < COMM_KINDS; kind++) {
-        const size_t offset = offsetof(MonitorRank, comm) + (size_t)kind * sizeof(CommCount) + offsetof(CommCount, bytes);
+        const size_t offset = offsetof(MonitorRank, step_comm) + (size_t)kind * sizeof(CommCount) + offsetof(CommCount, bytes);
         const int64_t i = monitor_largest_(ranks, rank_count, offset);
         double calls = 0, mb = 0;
-        for (int64_t r = 0; r < rank_count; r++) calls += (double)ranks[r].comm[kind].calls, mb += monitor_mb_(&ranks[r], offset);
+        for (int64_t r = 0; r < rank_count; r++) calls += (double)ranks[r].step_comm[kind].calls, mb += monitor_mb_(&ranks[r], offset);
         if (calls == 0) continue;
         monitor_say(monitor, "  %-14s%12.1f%12.3f   %.3f: rank %lld (tp %d, pp %d, dp %d)", comm_kind_names[kind], mean * calls, mean * mb,
                     share * monitor_mb_(&ranks[i], offset), (long long)i, ranks[i].tp, ranks[i].pp, ranks[i].dp);
@@ -419,7 +420,7 @@ static inline void monitor_say_comm_(Monitor *monitor, const MonitorRank *ranks,
 }
 
 // At the end of a run: the memory of the rank that holds most of it, for each use, and what a rank communicated per step, in the mean of the
-// ranks, after `steps` steps (validation, saving and start included). One rank: its memory, on a line.
+// ranks, after `steps` steps. One rank: its memory, on a line.
 static inline void monitor_ranks(Monitor *monitor, const MonitorRank *ranks, int64_t rank_count, int64_t steps) {
     if (rank_count > 1) {
         monitor_say_memory_(monitor, ranks, rank_count);

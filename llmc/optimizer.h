@@ -1,9 +1,9 @@
-// optimizer.h: the learning rate of a step, and the update of all parameters once their gradients are complete.
+// optimizer.h: the learning rate of a step, and the optimizer's settings from the flags.
 #ifndef LLMC_OPTIMIZER_H
 #define LLMC_OPTIMIZER_H
 
 #include "llmc/options.h" // Options, SCHEDULE_*
-#include "llmc/zero.h"    // Zero, Device
+#include "llmc/device.h"  // AdamW
 #include <math.h>         // cos
 
 // Learning rate of step n (from 1): linear warm-up over `warmup` steps to --lr, then the schedule, reaching
@@ -26,13 +26,6 @@ static inline double learning_rate(const Options *o, int64_t step) {
 
 static inline AdamW optimizer_config(const Options *o) {
     return (AdamW){.beta1 = o->beta1, .beta2 = o->beta2, .eps = o->eps, .weight_decay = o->weight_decay};
-}
-
-// Norm of the whole gradient, clip coefficient, the decision to skip, and the update. state holds the loss and the rate.
-static inline void optimizer_update(const Zero *zero, Device *device, StepState *state, double clip, AdamW config) {
-    device->grad_squares(device, state, zero->grad, zero->segments, zero->segment_count);
-    device->step_decide(device, state, clip);
-    device->adamw(device, state, zero->param, zero->master, zero->adam_m, zero->adam_v, zero->grad, zero->segments, zero->segment_count, config);
 }
 
 #endif

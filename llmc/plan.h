@@ -1,31 +1,48 @@
-// plan.h: what a run will need and do, before it is started: memory by category, counts, time, warnings. Pure: it is given
-// sizes and prints; it allocates nothing and asks the system only for its memory size.
+// plan.h: what a run will need and do, before it is started: memory by category, communication, counts, time, warnings, for any number of ranks.
+// Pure: it is given flags and sizes and prints; it allocates nothing of the run's and asks the system only for its memory size.
+// plan_layout.h knows what a rank holds, plan_comm.h what it sends.
 #ifndef LLMC_PLAN_H
 #define LLMC_PLAN_H
 
-#include "llmc/activations.h" // activations_layout
 #include "llmc/base.h"        // Error, fail, size_multiply
 #include "llmc/model.h"       // Model, model_flops_per_token
-#include "llmc/zero.h"        // zero_bytes
+#include "llmc/plan_comm.h"   // PlanComm, plan_comm
+#include "llmc/plan_layout.h" // PlanMemory, plan_memory
 
-enum { PLAN_ROWS = 24, PLAN_WARNINGS = 12, PLAN_WARNING_BYTES = 256 };
+enum { PLAN_ROWS = 24, PLAN_COLUMNS = 4, PLAN_WARNINGS = 12, PLAN_WARNING_BYTES = 256 };
 
 typedef struct {
     const char *name;
-    size_t bytes;
+    size_t bytes[PLAN_COLUMNS];
 } PlanRow;
+
+// A rank of a pipeline stage.
+typedef struct {
+    int stage;
+    PlanComm comm;
+} PlanColumn;
 
 typedef struct {
     const Model *model;
+    // plan_create fills these from the flags
     int64_t seq, micro_batch, global_batch; // T; B; sequences per optimizer step
     int64_t steps, warmup;
     double lr;
+    Mesh mesh;
+    bool sp;
+    int zero, shards, replicas;
+    ScheduleShape schedule;           // of a step
+    char stages[128];                 // layers of each, as text
+    PlanColumn columns[PLAN_COLUMNS]; // every stage; of more than PLAN_COLUMNS the first, the largest of those between, and the last
+    int column_count;
+    PlanRow rows[PLAN_ROWS];
+    int row_count;
+    // the caller knows these
+    int local_ranks;       // that share this machine; 0 = the ranks are elsewhere
     int64_t train_tokens;  // in the training files; 0 = no data given
     int64_t train_samples; // sequences in an epoch; 0 = no data given
     double rate_flops;     // FLOP/s of a large matrix product on this machine; 0 = not measured
     double machine_bytes;  // memory of this machine; 0 = unknown
-    PlanRow rows[PLAN_ROWS];
-    int row_count;
 } PlanInput;
 
 typedef struct {
@@ -34,45 +51,113 @@ typedef struct {
     double total_tokens, tokens_per_parameter;
     double steps_per_epoch, epochs; // 0 without data
     double flops_per_token, total_flops;
-    size_t total_bytes;
+    double bubble;         // share of a step in which a stage has nothing to do
+    size_t total_bytes;    // of the largest rank
+    double machine_needed; // bytes of all ranks of this machine
 } PlanFacts;
 
-// Adds a category of `count` elements of `element_bytes`; an absurd size is an error, not a wrapped number.
+static inline size_t plan_column_bytes(const PlanInput *plan, int column) {
+    size_t total = 0;
+    for (int i = 0; i < plan->row_count; i++) total += plan->rows[i].bytes[column]; // whoever added a row has checked the sum
+    return total;
+}
+
+// Adds a category of `count` elements of `element_bytes` to every rank; an absurd size is an error, not a wrapped number.
 static inline bool plan_add(PlanInput *plan, const char *name, size_t count, size_t element_bytes, Error *error) {
-    size_t bytes, total = 0;
-    bool fits = size_multiply(count, element_bytes, &bytes);
-    for (int i = 0; i < plan->row_count && fits; i++) fits = size_add(total, plan->rows[i].bytes, &total);
-    if (!fits || !size_add(total, bytes, &total) || total > SIZE_MAX / 2) {
-        return fail(error, CODE_USAGE, "%s: %zu x %zu bytes are more than any machine holds (smaller --micro-batch, --seq or model)", name, count,
-                    element_bytes);
+    size_t bytes, total;
+    PlanRow row = {.name = name};
+    for (int c = 0; c < PLAN_COLUMNS; c++) {
+        if (!size_multiply(count, element_bytes, &bytes) || !size_add(plan_column_bytes(plan, c), bytes, &total) || total > SIZE_MAX / 2) {
+            return fail(error, CODE_USAGE, "%s: %zu x %zu bytes are more than any machine holds (smaller --micro-batch, --seq or model)", name,
+                        count, element_bytes);
+        }
+        row.bytes[c] = bytes;
     }
     if (plan->row_count == PLAN_ROWS) return fail(error, CODE_USAGE, "%s: the plan holds only %d categories", name, (int)PLAN_ROWS);
-    plan->rows[plan->row_count++] = (PlanRow){name, bytes};
+    plan->rows[plan->row_count++] = row;
     return true;
 }
 
-// The categories that follow from the tensor table.
-static inline bool plan_add_model(PlanInput *plan, Dtype dtype, Error *error) {
-    const ZeroBytes bytes = zero_bytes(plan->model, dtype);
-    return plan_add(plan, "parameters", bytes.param_bytes, 1, error) &&
-           (bytes.master_bytes == 0 || plan_add(plan, "master weights", bytes.master_bytes, 1, error)) &&
-           plan_add(plan, "gradients", bytes.grad_bytes, 1, error) && plan_add(plan, "optimizer state", bytes.optim_bytes, 1, error);
+// ----------------------------------------------------------------------------
+// The plan of a layout
+
+// "8 8 7", or for many stages "30 x 4, 6".
+static inline void plan_stages_text_(const Layout *layout, char *text, size_t room) {
+    size_t at = 0;
+    const int P = layout->mesh.pp;
+    for (int s = 0, run; s < P && at < room; s += run) {
+        const Layout view = plan_layout_at(layout, s);
+        const int64_t blocks = plan_blocks(&view);
+        run = 1;
+        for (; P > 12 && s + run < P; run++) {
+            const Layout next = plan_layout_at(layout, s + run);
+            if (plan_blocks(&next) != blocks) break;
+        }
+        if (run > 1) at += (size_t)snprintf(text + at, room - at, "%s%d x ", s ? ", " : "", run);
+        if (at < room) at += (size_t)snprintf(text + at, room - at, "%s%lld", run > 1 || s == 0 ? "" : P > 12 ? ", " : " ", (long long)blocks);
+    }
 }
 
-// The activation arena, sized by the function that lays it out. Its 64-bit sums are bounded here first: flags alone can ask for 2^70 bytes.
-static inline bool plan_add_activations(PlanInput *plan, Dtype dtype, Error *error) {
-    const ModelConfig *m = &plan->model->config;
-    const double widths =
-        8.0 * (double)m->channels + 3.0 * (double)(model_qkv_width(m) + model_q_width(m) + model_mlp_in_width(m) + m->ffn + m->heads) + 16;
-    const double bound_bytes = 4 * (double)plan->micro_batch * (double)plan->seq * (double)(m->layers + 4) * (widths + (double)m->head_size);
-    if (bound_bytes > 0x1p62) {
-        return fail(error, CODE_USAGE, "--micro-batch, --seq: activations of %lld x %lld tokens are more than any machine holds",
-                    (long long)plan->micro_batch, (long long)plan->seq);
+static inline bool plan_columns_(PlanInput *plan, const Layout *layout, const ZeroConfig *config, Error *error) {
+    const int P = layout->mesh.pp;
+    PlanMemory *memory = base_new((size_t)P, sizeof *memory);
+    size_t largest = 0;
+    int middle = 1;
+    bool good = plan_memory(memory, plan->model, layout, config, plan->micro_batch, plan->seq, &plan->schedule, error);
+    for (int s = 0; s < P && good; s++) {
+        size_t total;
+        good = plan_memory_total(&memory[s], &total, error);
+        if (s > 0 && s < P - 1 && total > largest) largest = total, middle = s;
     }
-    Activations a;
-    (void)activations_layout(&a, NULL, NULL, m, dtype, plan->micro_batch, plan->seq);
-    return plan_add(plan, "activations", a.kept_bytes, 1, error) && plan_add(plan, "logits of a chunk", a.head_bytes, 1, error) &&
-           plan_add(plan, "scratch and batch", a.scratch_bytes, 1, error);
+    plan->column_count = P <= PLAN_COLUMNS ? P : 3;
+    for (int c = 0; c < plan->column_count && good; c++) {
+        const int stage = P <= PLAN_COLUMNS || c == 0 ? c : c == 1 ? middle : P - 1;
+        const Layout view = plan_layout_at(layout, stage);
+        plan->columns[c] = (PlanColumn){stage, plan_comm(plan->model, &view, config, plan->micro_batch, plan->seq, &plan->schedule)};
+    }
+    for (int i = 0; i < PLAN_CATEGORIES && good; i++) {
+        PlanRow row = {.name = plan_category_names[i]};
+        bool any = false;
+        for (int c = 0; c < plan->column_count; c++) {
+            row.bytes[c] = memory[plan->columns[c].stage].bytes[i];
+            any = any || row.bytes[c] > 0;
+        }
+        if (any) plan->rows[plan->row_count++] = row;
+    }
+    free(memory);
+    return good;
+}
+
+// What follows from the flags, for `world` ranks, or false with the flag that makes it impossible. The caller adds what it knows of data and
+// machine.
+static inline bool plan_create(PlanInput *plan, const Model *model, const Options *o, int world, Error *error) {
+    *plan = (PlanInput){.model = model, .seq = o->seq, .micro_batch = o->micro_batch, .steps = o->steps, .warmup = o->warmup, .lr = o->lr};
+    Layout layout;
+    Mesh mesh;
+    // The last rank of the first tensor-parallel group: see plan_layout.h. A bad --tp is told by layout_create.
+    const int rank = mesh_create(world, 0, (int)o->tp, 1, (int)o->pp, 1, &mesh, &(Error){0}) ? mesh.tp - 1 : 0;
+    if (!layout_create(&layout, &model->config, o, world, rank, error)) return false;
+    const int64_t dp = layout.mesh.dp, at_once = o->micro_batch * dp;
+    plan->local_ranks = world == 1 ? 1 : 0;
+    plan->global_batch = o->global_batch > 0 ? o->global_batch : at_once;
+    plan->mesh = layout.mesh, plan->sp = layout.sp;
+    plan->zero = layout.zero, plan->shards = layout.shards, plan->replicas = layout.replicas;
+    plan->schedule = (ScheduleShape){layout.schedule, layout.mesh.pp, (int)(plan->global_batch / at_once), layout.virtual_stages};
+    plan_stages_text_(&layout, plan->stages, sizeof plan->stages);
+    const ZeroConfig config = zero_config(o);
+    bool good = plan->global_batch % at_once == 0 ||
+                fail(error, CODE_USAGE, "--global-batch: got %lld, wanted a multiple of --micro-batch %lld x %lld data-parallel rank%s",
+                     (long long)plan->global_batch, (long long)o->micro_batch, (long long)dp, dp == 1 ? "" : "s");
+    good = good && schedule_check(&plan->schedule, error) && plan_columns_(plan, &layout, &config, error);
+    layout_free(&layout);
+    return good;
+}
+
+// Idle share of a pipeline by formula (schedule.h), with forward and both parts of backward equally long.
+static inline double plan_bubble(const ScheduleShape *shape) {
+    const double P = shape->stages, work = (double)shape->microbatches * shape->chunks;
+    if (shape->kind == SCHEDULE_ZB && shape->microbatches >= shape->stages) return (P - 1) / (3 * work + P - 1);
+    return (P - 1) / (work + P - 1);
 }
 
 static inline PlanFacts plan_facts(const PlanInput *plan) {
@@ -89,7 +174,12 @@ static inline PlanFacts plan_facts(const PlanInput *plan) {
     f.epochs = f.steps_per_epoch > 0 ? (double)plan->steps / f.steps_per_epoch : 0;
     f.flops_per_token = model_flops_per_token(plan->model, plan->seq);
     f.total_flops = f.flops_per_token * f.total_tokens;
-    for (int i = 0; i < plan->row_count; i++) f.total_bytes += plan->rows[i].bytes; // plan_add checked the sum
+    for (int c = 0; c < (int)max_i64(plan->column_count, 1); c++) {
+        const size_t bytes = plan_column_bytes(plan, c);
+        if (bytes > f.total_bytes) f.total_bytes = bytes;
+    }
+    f.machine_needed = (double)f.total_bytes * plan->local_ranks;
+    f.bubble = plan->schedule.stages > 1 ? plan_bubble(&plan->schedule) : 0;
     return f;
 }
 
@@ -122,25 +212,34 @@ static inline double plan_machine_bytes(void) {
     return bytes;
 }
 
+// One line on what this machine's ranks need and have.
+static inline const char *plan_memory_text_(const PlanInput *plan, const PlanFacts *facts, char text[PLAN_WARNING_BYTES]) {
+    char need[32], have[32], ranks[40] = "this run needs";
+    if (plan->local_ranks > 1) snprintf(ranks, sizeof ranks, "the %d ranks here need", plan->local_ranks);
+    snprintf(text, PLAN_WARNING_BYTES, "memory: %s %s, this machine has %s: a smaller --micro-batch, --seq or model, %s--precision bf16", ranks,
+             plan_bytes_text(facts->machine_needed, need), plan_bytes_text(plan->machine_bytes, have),
+             plan->mesh.dp > 1 && plan->zero < 3 ? "a higher --zero, or " : "or ");
+    return text;
+}
+
 // Refuses a run that this machine cannot hold, before it allocates.
 static inline bool plan_fits(const PlanInput *plan, Error *error) {
     const PlanFacts facts = plan_facts(plan);
-    char need[32], have[32];
-    if (plan->machine_bytes == 0 || (double)facts.total_bytes <= plan->machine_bytes) return true;
-    return fail(error, CODE_USAGE, "memory: this run needs %s, this machine has %s: a smaller --micro-batch, --seq or model, or --precision bf16",
-                plan_bytes_text((double)facts.total_bytes, need), plan_bytes_text(plan->machine_bytes, have));
+    char text[PLAN_WARNING_BYTES];
+    if (plan->machine_bytes == 0 || facts.machine_needed <= plan->machine_bytes) return true;
+    return fail(error, CODE_USAGE, "%s", plan_memory_text_(plan, &facts, text));
 }
 
 // Things that are allowed but seldom meant. Returns how many lines it wrote.
 static inline int plan_warnings(const PlanInput *plan, const PlanFacts *facts, char lines[PLAN_WARNINGS][PLAN_WARNING_BYTES]) {
     const ModelConfig *m = &plan->model->config;
-    char a[32], b[32];
+    char a[32], b[32], text[PLAN_WARNING_BYTES];
     int count = 0;
 #define WARN(condition, ...)                                                                                                                       \
     if (condition) snprintf(lines[count++], PLAN_WARNING_BYTES, __VA_ARGS__)
-    WARN(plan->machine_bytes > 0 && (double)facts->total_bytes > plan->machine_bytes,
-         "memory: this run needs %s, this machine has %s: a smaller --micro-batch, --seq or model, or --precision bf16",
-         plan_bytes_text((double)facts->total_bytes, a), plan_bytes_text(plan->machine_bytes, b));
+    WARN(plan->machine_bytes > 0 && facts->machine_needed > plan->machine_bytes, "%s", plan_memory_text_(plan, facts, text));
+    WARN(facts->bubble > 0.5, "--pp: stages are idle %.0f%% of a step of %d micro-batches (a larger --global-batch, or a smaller --micro-batch)",
+         100 * facts->bubble, plan->schedule.microbatches);
     WARN(plan->train_samples > 0 && facts->steps_per_epoch < 1, "--global-batch: %lld sequences are more than the %lld of an epoch",
          (long long)plan->global_batch, (long long)plan->train_samples);
     // Muennighoff et al. 2023, "Scaling data-constrained language models": up to about 4 epochs are nearly as good as new data.
@@ -159,6 +258,68 @@ static inline int plan_warnings(const PlanInput *plan, const PlanFacts *facts, c
          (long long)plan->seq);
 #undef WARN
     return count;
+}
+
+static inline void plan_print_layout_(FILE *file, const PlanInput *plan, const PlanFacts *f) {
+    const Mesh *m = &plan->mesh;
+    const ScheduleShape *s = &plan->schedule;
+    fprintf(file, "layout       %d ranks = tp %d%s x pp %d x dp %d; zero %d", m->world, m->tp, plan->sp ? " (and sequence)" : "", m->pp, m->dp,
+            plan->zero);
+    if (plan->zero > 0) fprintf(file, " over %d rank%s", plan->shards, plan->shards == 1 ? "" : "s");
+    if (plan->zero > 0 && plan->replicas > 1) fprintf(file, ", %d replicas of those", plan->replicas);
+    if (m->pp > 1) fprintf(file, "\nstages       %s layers", plan->stages);
+    if (s->chunks > 1) fprintf(file, ", in %d chunks each", s->chunks);
+    fprintf(file, "\nschedule     %d micro-batch%s of %lld sequence%s a step for each rank", s->microbatches, s->microbatches == 1 ? "" : "es",
+            (long long)plan->micro_batch, plan->micro_batch == 1 ? "" : "s");
+    if (m->pp > 1) fprintf(file, ", %s: idle %.1f%%", schedule_kind_names[s->kind], 100 * f->bubble);
+    fputc('\n', file);
+}
+
+// The names of the columns that follow, where there are several.
+static inline void plan_print_head_(FILE *file, const PlanInput *plan, const char *title) {
+    fprintf(file, plan->column_count > 1 ? "%-38s" : "%s", title);
+    for (int c = 0; c < plan->column_count && plan->column_count > 1; c++) fprintf(file, "      stage %4d", plan->columns[c].stage);
+    fputc('\n', file);
+}
+
+static inline void plan_print_memory_(FILE *file, const PlanInput *plan, const PlanFacts *f) {
+    char a[32], b[32];
+    const bool table = plan->column_count > 1;
+    plan_print_head_(file, plan, plan->mesh.world > 1 ? "memory of a rank" : "memory");
+    for (int i = 0; i <= plan->row_count; i++) {
+        const bool total = i == plan->row_count;
+        fprintf(file, table ? "  %-36s" : "  %-24s", total ? "total" : plan->rows[i].name);
+        for (int c = 0; c < plan->column_count || c == 0; c++) {
+            const size_t bytes = total ? plan_column_bytes(plan, c) : plan->rows[i].bytes[c];
+            fprintf(file, table ? " %15s" : " %12s", plan_bytes_text((double)bytes, a));
+            if (!table) fprintf(file, " %20zu bytes", bytes);
+        }
+        if (!total) fputc('\n', file);
+    }
+    if (plan->local_ranks > 1) {
+        fprintf(file, "\n  %d ranks of this machine, the largest of all counted: %s", plan->local_ranks, plan_bytes_text(f->machine_needed, a));
+    }
+    if (plan->local_ranks > 0 && plan->machine_bytes > 0) fprintf(file, " (this machine: %s)", plan_bytes_text(plan->machine_bytes, b));
+    fputc('\n', file);
+}
+
+static inline void plan_print_comm_(FILE *file, const PlanInput *plan) {
+    char a[32], name[64];
+    plan_print_head_(file, plan, "communication of a rank and step");
+    for (int p = 0; p < PLAN_COMM_PURPOSES; p++) {
+        for (int k = 0; k < COMM_KINDS; k++) {
+            bool any = false;
+            for (int c = 0; c < plan->column_count; c++) any = any || plan->columns[c].comm.bytes[p][k] > 0;
+            if (!any) continue;
+            snprintf(name, sizeof name, "%s, %s", plan_purpose_names[p], comm_kind_names[k]);
+            fprintf(file, "  %-36s", name);
+            for (int c = 0; c < plan->column_count; c++) fprintf(file, " %15s", plan_bytes_text(plan->columns[c].comm.bytes[p][k], a));
+            fputc('\n', file);
+        }
+    }
+    fprintf(file, "  %-36s", "it sends, in all");
+    for (int c = 0; c < plan->column_count; c++) fprintf(file, " %15s", plan_bytes_text(plan_comm_sent(&plan->columns[c].comm), a));
+    fputc('\n', file);
 }
 
 static inline void plan_print(FILE *file, const PlanInput *plan) {
@@ -183,13 +344,10 @@ static inline void plan_print(FILE *file, const PlanInput *plan) {
         fprintf(file, "; at least %.3g hours at the %sFLOP/s of this machine's matrix product", f.total_flops / plan->rate_flops / 3600,
                 plan_count_text(plan->rate_flops, a));
     }
-    fprintf(file, "\nmemory\n");
-    for (int i = 0; i < plan->row_count; i++) {
-        fprintf(file, "  %-24s %12s %20zu bytes\n", plan->rows[i].name, plan_bytes_text((double)plan->rows[i].bytes, a), plan->rows[i].bytes);
-    }
-    fprintf(file, "  %-24s %12s %20zu bytes", "total", plan_bytes_text((double)f.total_bytes, a), f.total_bytes);
-    if (plan->machine_bytes > 0) fprintf(file, " (this machine: %s)", plan_bytes_text(plan->machine_bytes, b));
     fputc('\n', file);
+    if (plan->mesh.world > 1) plan_print_layout_(file, plan, &f);
+    plan_print_memory_(file, plan, &f);
+    if (plan->mesh.world > 1) plan_print_comm_(file, plan);
     char lines[PLAN_WARNINGS][PLAN_WARNING_BYTES];
     const int warnings = plan_warnings(plan, &f, lines);
     for (int i = 0; i < warnings; i++) fprintf(file, "warning: %s\n", lines[i]);

@@ -148,10 +148,15 @@ static void bench_embedding(int rounds, int64_t N, int64_t C, int64_t V, double 
     Buffer ids = random_ids(N, V), positions = counting(N), wte = random_f32(V * C, 1), wpe = random_f32(N * C, 1), out = random_f32(N * C, 1);
     char what[128];
     snprintf(what, sizeof what, "embedding_forward  N=%lld C=%lld V=%lld", (long long)N, (long long)C, (long long)V);
-    BENCH(what, 12.0 * (double)(N * C), ceiling, cpu_embedding_forward(NULL, out, ids, positions, wte, wpe, NULL, N, C));
+    BENCH(what, 12.0 * (double)(N * C), ceiling, cpu_embedding_forward(NULL, out, ids, positions, wte, wpe, NULL, N, C, 0, V));
     snprintf(what, sizeof what, "embedding_backward N=%lld C=%lld V=%lld", (long long)N, (long long)C, (long long)V);
-    BENCH(what, 20.0 * (double)(N * C), ceiling, cpu_embedding_backward(NULL, wte, wpe, out, ids, positions, NULL, N, C, V, N));
+    BENCH(what, 20.0 * (double)(N * C), ceiling, cpu_embedding_backward(NULL, wte, wpe, out, ids, positions, NULL, N, C, 0, V, N));
     free(wte.data);
+}
+
+static void divided(Buffer losses, Buffer dlogits, Buffer logits, Buffer stats, Buffer targets, int64_t N, int64_t V) {
+    cpu_cross_entropy_local(NULL, stats, logits, targets, 0, N, V);
+    cpu_cross_entropy_merge(NULL, losses, dlogits, logits, stats, 1, targets, 1e-3, 0, N, V);
 }
 
 static void bench_classifier(int rounds, int64_t N, int64_t V, double ceiling, double read_ceiling) {
@@ -163,6 +168,12 @@ static void bench_classifier(int rounds, int64_t N, int64_t V, double ceiling, d
     BENCH(what, 6.0 * (double)(N * V), ceiling, cpu_cross_entropy(NULL, losses, narrow, logits, targets, 1e-3, N, V));
     snprintf(what, sizeof what, "cross_entropy F32 in place N=%lld V=%lld", (long long)N, (long long)V);
     BENCH(what, 8.0 * (double)(N * V), ceiling, cpu_cross_entropy(NULL, losses, logits, logits, targets, 1e-3, N, V));
+    // The two ops of a divided vocabulary, together, on this rank's share of V columns.
+    Buffer stats = f32(N * 3);
+    snprintf(what, sizeof what, "  local + merge F32 -> BF16 N=%lld V=%lld", (long long)N, (long long)V);
+    BENCH(what, 10.0 * (double)(N * V), ceiling, divided(losses, narrow, logits, stats, targets, N, V));
+    snprintf(what, sizeof what, "  local + merge F32 in place N=%lld V=%lld", (long long)N, (long long)V);
+    BENCH(what, 12.0 * (double)(N * V), ceiling, divided(losses, logits, logits, stats, targets, N, V));
     free(logits.data), free(narrow.data);
 }
 

@@ -34,6 +34,7 @@ def read_table():
                     missing = {"what", "file", "-", "+", "test"} - set(fault)
                     if missing:
                         sys.exit(f"{path}:{number}: fault lacks {', '.join(sorted(missing))}")
+                    fault["table"] = os.path.basename(path)
                     faults.append(fault)
                 fault = {}
                 continue
@@ -57,10 +58,10 @@ def targets_of(test):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="faults whose description or file contains this")
+    parser.add_argument("--only", default="", help="faults whose description, file or table contains this")
     parser.add_argument("--list", action="store_true", help="print the faults and stop")
     options = parser.parse_args()
-    faults = [f for f in read_table() if options.only in f["what"] + " " + f["file"]]
+    faults = [f for f in read_table() if options.only in f["what"] + " " + f["file"] + " " + f["table"]]
     if options.list:
         for fault in faults:
             print(f"{fault['file']}: {fault['what']}  ->  {fault['test']}")

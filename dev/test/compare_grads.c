@@ -1,10 +1,8 @@
-// compare_grads.c: compares two files of --dump-grads, tensor by tensor.
+// compare_grads.c: compares two files of --dump-grads, tensor by tensor (dev/test/gradients.h).
 // usage: compare_grads A B BOUND; exit 1 when a tensor's error is over BOUND.
-//
-// Error of a tensor = |a-b| / max(|b|, 1e-3 * |g| * sqrt(n_tensor/n_total)), g the whole gradient of B: some tensors have a true
-// gradient of zero (the key bias of GPT-2), and their rounding noise must not decide.
-#include "llmc/base.h"        // die
-#include "llmc/safetensors.h" // safetensors_open
+#include "dev/test/gradients.h" // gradient_error
+#include "llmc/base.h"          // die
+#include "llmc/safetensors.h"   // safetensors_open
 
 static float *read_(const SafetensorsFile *file, const SafetensorsTensor *tensor) {
     Error error = {0};
@@ -20,36 +18,33 @@ int main(int argc, char **argv) {
     SafetensorsFile a, b;
     Error error = {0};
     if (!safetensors_open(argv[1], &a, &error) || !safetensors_open(argv[2], &b, &error)) die_error(&error);
-    if (a.index.count != b.index.count || a.index.count == 0) die(CODE_INPUT, "got %zu and %zu tensors", a.index.count, b.index.count);
-    double whole = 0, elements = 0;
-    double *difference = base_new(a.index.count, sizeof *difference), *size = base_new(a.index.count, sizeof *size);
-    for (size_t t = 0; t < a.index.count; t++) {
-        const SafetensorsTensor *in_a = &a.index.tensors[t], *in_b = safetensors_find(&b.index, in_a->name);
-        if (in_b == NULL || in_a->elements != in_b->elements) die(CODE_INPUT, "%s: missing, or of another size, in %s", in_a->name, argv[2]);
-        float *x = read_(&a, in_a), *y = read_(&b, in_b);
-        for (int64_t i = 0; i < in_a->elements; i++) {
-            const double d = (double)x[i] - (double)y[i];
-            difference[t] += d * d;
-            size[t] += (double)y[i] * (double)y[i];
-        }
-        whole += size[t];
-        elements += (double)in_a->elements;
-        free(x);
+    const size_t count = a.index.count;
+    if (count != b.index.count || count == 0) die(CODE_INPUT, "got %zu and %zu tensors", count, b.index.count);
+    double squares = 0;
+    int64_t elements = 0;
+    for (size_t t = 0; t < count; t++) {
+        const SafetensorsTensor *in_b = &b.index.tensors[t];
+        float *y = read_(&b, in_b);
+        const double norm = gradient_norm(y, in_b->elements);
+        squares += norm * norm;
+        elements += in_b->elements;
         free(y);
     }
     double worst = 0;
     const char *where = "";
     int over = 0;
-    for (size_t t = 0; t < a.index.count; t++) {
-        const double floor = 1e-3 * sqrt(whole) * sqrt((double)a.index.tensors[t].elements / elements);
-        const double e = sqrt(difference[t]) / fmax(sqrt(size[t]), floor);
+    for (size_t t = 0; t < count; t++) {
+        const SafetensorsTensor *in_a = &a.index.tensors[t], *in_b = safetensors_find(&b.index, in_a->name);
+        if (in_b == NULL || in_a->elements != in_b->elements) die(CODE_INPUT, "%s: missing, or of another size, in %s", in_a->name, argv[2]);
+        float *x = read_(&a, in_a), *y = read_(&b, in_b);
+        const double e = gradient_error(x, y, in_a->elements, sqrt(squares), elements);
         over += !(e <= bound); // also NaN
-        if (!(e <= worst) && !isnan(worst)) worst = e, where = a.index.tensors[t].name;
+        if (!(e <= worst) && !isnan(worst)) worst = e, where = in_a->name;
+        free(x);
+        free(y);
     }
-    printf("%zu tensors, worst error %.3g (%s), bound %g, norm %.9g\n", a.index.count, worst, where, bound, sqrt(whole));
-    const bool good = over == 0 && whole > 0;
-    free(difference);
-    free(size);
+    printf("%zu tensors, worst error %.3g (%s), bound %g, norm %.9g\n", count, worst, where, bound, sqrt(squares));
+    const bool good = over == 0 && squares > 0;
     safetensors_close(&a);
     safetensors_close(&b);
     return good ? 0 : 1;

@@ -71,7 +71,7 @@ verdict $? "messages instead of shared memory: every bit"
 TRAIN_GPT_COMM_LATE=7 run 4 "$dir/late" --dropout 0.1 && [ "$(facts "$dir/late")" = "$(facts "$dir/gpt2.4")" ]
 verdict $? "late completion: every bit (no wait is missing)"
 # Gradients travel once per step, whatever the number of micro-batches: 4 bytes an element, padding included.
-bytes=$(sed -nE 's/.*"grad_bytes":([0-9]+).*"comm":\{"all_reduce":\{"calls":[0-9]+,"bytes":([0-9]+).*/\1 \2/p' "$dir/gpt2.4/log.jsonl")
+bytes=$(sed -nE 's/.*"grad_bytes":([0-9]+).*"comm":\{"all_reduce":\{"calls":[0-9]+,"bytes":([0-9]+).*/\1 \2/p' "$dir/again/log.jsonl")
 awk -v b="$bytes" 'BEGIN { split(b, x, " "); extra = x[2] - 5 * x[1]; exit !(x[1] > 0 && extra >= 0 && extra < 1024) }'
 verdict $? "bytes: one all-reduce of the gradients per step, and scalars ($bytes)"
 run 4 "$dir/moved" --dropout 0.1 --save-every 1 --steps 5 --schedule constant &&

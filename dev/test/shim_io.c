@@ -4,7 +4,8 @@
 //   SHIM_CALL   open write fsync close rename renameat2 mkdir unlink rmdir pread statvfs
 //   SHIM_AT     the k-th such call fails (from 1)
 //   SHIM_ALL    if set, so do all after it
-//   SHIM_ERROR  number of the error; "short" makes write and pread move half of the bytes; statvfs then tells 0 bytes free
+//   SHIM_ERROR  number of the error; "short" makes write and pread move half of the bytes; statvfs then tells 0 bytes free;
+//               "slow" makes the call take 0.4 s longer, and nothing else
 //   SHIM_NO_EXCHANGE  if set, renameat2 always fails with EINVAL, as where a file system cannot exchange names
 //   SHIM_MARK   a file that is created when the fault happens
 //   SHIM_LOG    a file that gets a line "CALL LAST-PART-OF-PATH" for each fsync, rename and rmdir on such a path
@@ -19,6 +20,7 @@
 #include <string.h>      // strcmp, strstr
 #include <sys/statvfs.h> // statvfs
 #include <sys/syscall.h> // SYS_*
+#include <time.h>        // nanosleep
 #include <unistd.h>      // syscall
 
 // Whether this call is to fail: errno is set then, and *half tells that it should do half of its work instead.
@@ -41,6 +43,11 @@ static bool shim_fails(const char *call, const char *path, bool *half) {
     if (mark != NULL) {
         long fd = syscall(SYS_openat, AT_FDCWD, mark, O_CREAT | O_WRONLY, 0666);
         if (fd >= 0) syscall(SYS_close, (int)fd);
+    }
+    if (strcmp(error, "slow") == 0) {
+        const struct timespec pause = {.tv_nsec = 400000000};
+        nanosleep(&pause, NULL);
+        return false;
     }
     *half = strcmp(error, "short") == 0;
     errno = atoi(error);

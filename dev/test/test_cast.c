@@ -1,6 +1,6 @@
-// test_cast.c: every bf16 value, random fp32 bit patterns against precision.h, sizes around the block; memory of the device.
+// test_cast.c: every bf16 value, random fp32 bit patterns against precision.h, sizes around the block; accumulate; memory of the device.
 #include "dev/test/ops.h"    // ops_new
-#include "llmc/cpu/cast.h"   // cpu_cast
+#include "llmc/cpu/cast.h"   // cpu_cast, cpu_accumulate
 #include "llmc/cpu/memory.h" // cpu_alloc
 
 static void test_values(void) {
@@ -56,6 +56,28 @@ static void test_sizes(void) {
     }
 }
 
+static void test_accumulate(void) {
+    static const int64_t sizes[] = {0, 1, 7, 131, 1025, 50003};
+    const int most = omp_get_max_threads();
+    for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
+        for (int threads = 1; threads <= 3; threads++) {
+            omp_set_num_threads(threads);
+            const int64_t n = sizes[s];
+            Buffer from = ops_random(n, DTYPE_F32, 1, 0, 1), to = ops_random(n + 1, DTYPE_F32, 2, 5, 1), old = ops_copy(to, n + 1);
+            if (n > 7) ((float *)from.data)[6] = NAN;
+            cpu_accumulate(NULL, to, from, n);
+            bool right = ops_at(to, n) == ops_at(old, n);
+            for (int64_t i = 0; i < n; i++) {
+                const double want = ops_round(DTYPE_F32, ops_at(old, i) + ops_at(from, i));
+                right = right && (isnan(want) ? isnan(ops_at(to, i)) : ops_at(to, i) == want);
+            }
+            check(right, "accumulate of %lld elements with %d threads is the rounded sum, and no more", (long long)n, threads);
+            free(from.data), free(to.data), free(old.data);
+        }
+    }
+    omp_set_num_threads(most);
+}
+
 static void test_memory(void) {
     static const size_t sizes[] = {0, 1, 63, 4096, ((size_t)2 << 20) - 1, (size_t)2 << 20, ((size_t)9 << 20) + 5};
     for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
@@ -82,9 +104,10 @@ static void test_memory(void) {
 }
 
 int main(void) {
-    printf("cast and memory\n");
+    printf("cast, accumulate and memory\n");
     test_values();
     test_sizes();
+    test_accumulate();
     test_memory();
     return test_end();
 }

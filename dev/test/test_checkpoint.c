@@ -1,11 +1,16 @@
 // test_checkpoint.c: saving and reading back, foreign models, sharded checkpoints, damage at every byte, failing system
 // calls (through shim_io.so, preloaded into children), kills at random moments of a loop of saves.
-#include "llmc/checkpoint.h" // what is tested
-#include "llmc/rng.h"        // rng_mix
-#include <limits.h>          // PATH_MAX
-#include <signal.h>          // kill, SIGKILL
-#include <sys/wait.h>        // waitpid
+#include "llmc/checkpoint.h"      // what is tested
+#include "llmc/checkpoint_read.h" // and
+#include "llmc/checkpoint_save.h" // and
+#include "llmc/rng.h"             // rng_mix
+#include <limits.h>               // PATH_MAX
+#include <signal.h>               // kill, SIGKILL
+#include <sys/wait.h>             // waitpid
 
+#define CHECKPOINT_DATA "rank_00000.safetensors"
+
+static Comm *comm_; // of one rank
 static int passed_, failed_;
 LLMC_PRINTF(2, 3) static void check(bool ok, const char *format, ...) {
     ok ? passed_++ : failed_++;
@@ -38,18 +43,22 @@ static void put_file(const char *path, const void *data, size_t bytes) {
     if (file == NULL || fwrite(data, 1, bytes, file) != bytes || fclose(file) != 0) die(CODE_IO, "cannot write %s", path);
 }
 
+static CheckpointSlice whole(const char *name, Dtype dtype, int rank, int64_t rows, int64_t columns, void *data) {
+    return checkpoint_whole("", name, dtype, rank, (const int64_t[2]){rows, columns}, data);
+}
+
 // ----------------------------------------------------------------------------
 // A run in miniature: a model, its tensors filled from the step, a state.
 
 typedef struct {
     Model model;
-    CheckpointTensor *tensors;
+    CheckpointSlice *tensors;
     int count;
     CheckpointState state;
     CheckpointDataFile files[2];
 } Run;
 
-static void fill_tensor(const CheckpointTensor *t, int64_t step) {
+static void fill_tensor(const CheckpointSlice *t, int64_t step) {
     unsigned char *data = t->data;
     uint64_t key = rng_mix((uint64_t)step);
     for (const char *c = t->name; *c != '\0'; c++) key = rng_mix(key ^ (unsigned char)*c);
@@ -76,10 +85,8 @@ static ModelConfig small_config(void) {
 }
 
 static void add_tensor(Run *run, const char *prefix, const Tensor *t, Dtype dtype) {
-    CheckpointTensor *out = &run->tensors[run->count++];
-    *out = (CheckpointTensor){.dtype = dtype, .rank = t->rank, .shape = {t->shape[0], t->shape[1]}};
-    snprintf(out->name, sizeof out->name, "%s%s", prefix, t->name);
-    out->data = base_new((size_t)t->elements, dtype_bytes(dtype));
+    CheckpointSlice *out = &run->tensors[run->count++];
+    *out = checkpoint_whole(prefix, t->name, dtype, t->rank, t->shape, base_new((size_t)t->elements, dtype_bytes(dtype)));
 }
 
 // As the trainer would hand it over: parameters, moments, and master weights under bf16.
@@ -129,7 +136,7 @@ static void free_run(Run *run) {
     json_decref(run->state.flags);
 }
 
-static int64_t tensor_bytes(const CheckpointTensor *t) { return t->shape[0] * t->shape[1] * (int64_t)dtype_bytes(t->dtype); }
+static int64_t tensor_bytes(const CheckpointSlice *t) { return t->shape[0] * t->shape[1] * (int64_t)dtype_bytes(t->dtype); }
 
 // Bytes of the open checkpoint that differ from what step `step` must hold; -1 when it cannot be read.
 static int64_t wrong_bytes(const Checkpoint *checkpoint, const Run *run, int64_t step, Error *error) {
@@ -137,7 +144,7 @@ static int64_t wrong_bytes(const Checkpoint *checkpoint, const Run *run, int64_t
     for (int i = 0; i < run->count; i++) memset(run->tensors[i].data, 0x55, (size_t)tensor_bytes(&run->tensors[i]));
     if (!checkpoint_read(checkpoint, run->tensors, run->count, false, error)) return -1;
     for (int i = 0; i < run->count; i++) {
-        CheckpointTensor wanted = run->tensors[i];
+        CheckpointSlice wanted = run->tensors[i];
         wanted.data = base_new((size_t)tensor_bytes(&wanted), 1);
         fill_tensor(&wanted, step);
         for (int64_t j = 0; j < tensor_bytes(&wanted); j++) wrong += ((char *)wanted.data)[j] != ((char *)run->tensors[i].data)[j];
@@ -151,7 +158,7 @@ static int64_t found_step(const char *out, const Run *run, char *notices, size_t
     Checkpoint checkpoint;
     bool found;
     FILE *file = notices != NULL ? fmemopen(notices, notices_bytes, "w") : NULL;
-    bool good = checkpoint_find(out, &checkpoint, &found, file, error);
+    bool good = checkpoint_find(comm_, out, &checkpoint, &found, file, error);
     if (file != NULL) fclose(file);
     if (!good) return -1;
     if (!found) return 0;
@@ -174,11 +181,11 @@ static void test_round_trip(void) {
         char out[PATH_MAX];
         strcpy(out, temporary(bf16 ? "bf16" : "fp32"));
         int lock = -1;
-        bool saved = checkpoint_lock(out, &lock, &error) && checkpoint_save(out, &run.state, run.tensors, run.count, 2, &error);
+        bool saved = checkpoint_lock(out, &lock, &error) && checkpoint_save(comm_, out, &run.state, run.tensors, run.count, 2, &error);
         check(saved, "%s: save %d tensors %s", bf16 ? "bf16" : "fp32", run.count, error.text);
         Checkpoint checkpoint;
         bool found = false;
-        bool good = checkpoint_find(out, &checkpoint, &found, NULL, &error);
+        bool good = checkpoint_find(comm_, out, &checkpoint, &found, NULL, &error);
         if (!good || !found) {
             check(false, "find: %s", error.text);
             return;
@@ -210,8 +217,8 @@ static void test_refused(void) {
     char out[PATH_MAX];
     strcpy(out, temporary("refused"));
     Checkpoint checkpoint;
-    if (!directory_create(out, &error) || !checkpoint_save(out, &run.state, run.tensors, run.count, 0, &error) ||
-        !checkpoint_open(temporary("refused/step_00000003"), &checkpoint, &error)) {
+    if (!directory_create(out, &error) || !checkpoint_save(comm_, out, &run.state, run.tensors, run.count, 0, &error) ||
+        !checkpoint_open(comm_, temporary("refused/step_00000003"), &checkpoint, &error)) {
         die_error(&error);
     }
     const json_t *model = checkpoint.manifest.state.model;
@@ -268,8 +275,8 @@ static void test_refused(void) {
     Error missing = {0}, shape = {0}, dtype = {0};
     float data[64] = {0};
     uint16_t narrow[64] = {0};
-    const CheckpointTensor absent = {"h.1.norm1.weight", DTYPE_F32, 1, {4, 1}, data}, turned = {"wpe.weight", DTYPE_F32, 2, {4, 3}, data};
-    const CheckpointTensor flat = {"wpe.weight", DTYPE_F32, 1, {12, 1}, data}, half = {"wpe.weight", DTYPE_BF16, 2, {3, 4}, narrow};
+    const CheckpointSlice absent = whole("h.1.norm1.weight", DTYPE_F32, 1, 4, 1, data), turned = whole("wpe.weight", DTYPE_F32, 2, 4, 3, data);
+    const CheckpointSlice flat = whole("wpe.weight", DTYPE_F32, 1, 12, 1, data), half = whole("wpe.weight", DTYPE_BF16, 2, 3, 4, narrow);
     Error rank = {0};
     check(!checkpoint_read(&checkpoint, &absent, 1, true, &missing) && strstr(missing.text, "'h.1.norm1.weight' is missing") &&
               !checkpoint_read(&checkpoint, &turned, 1, true, &shape) && strstr(shape.text, "shape: got rank 2 [3, 4], wanted rank 2 [4, 3]") &&
@@ -277,7 +284,7 @@ static void test_refused(void) {
               strstr(dtype.text, "dtype: got F32, wanted BF16"),
           "a missing tensor, another shape, rank or dtype: refused by name");
     // Weights only, in the other precision.
-    CheckpointTensor wide = {"wpe.weight", DTYPE_F32, 2, {3, 4}, data};
+    CheckpointSlice wide = whole("wpe.weight", DTYPE_F32, 2, 3, 4, data);
     bool read = checkpoint_read(&checkpoint, &wide, 1, true, &error) && checkpoint_read(&checkpoint, &half, 1, true, &error);
     int differ = 0;
     for (int i = 0; i < 12; i++) differ += bf16_from_f32(data[i]) != narrow[i];
@@ -286,8 +293,8 @@ static void test_refused(void) {
 
     Checkpoint none;
     Error parent = {0}, nothing = {0};
-    check(!checkpoint_open(out, &none, &parent) && strstr(parent.text, "wanted a checkpoint directory, OUT/step_N") && parent.code == CODE_INPUT &&
-              !checkpoint_open(temporary("absent"), &none, &nothing),
+    check(!checkpoint_open(comm_, out, &none, &parent) && strstr(parent.text, "wanted a checkpoint directory, OUT/step_N") &&
+              parent.code == CODE_INPUT && !checkpoint_open(comm_, temporary("absent"), &none, &nothing),
           "not a checkpoint: %s", parent.text);
     free_run(&run);
 }
@@ -358,6 +365,46 @@ static void cut_box(uint64_t *random, int64_t r0, int64_t r1, int64_t c0, int64_
     }
 }
 
+// Reads boxes and ranges drawn at random, several in one call, from the tensor "w" (rows, columns) of 0, 1, 2, ...; the elements that are
+// wrong, those around a slice included; -1 when it could not be read.
+static int64_t read_random(const Checkpoint *checkpoint, uint64_t *random, int rank, int64_t rows, int64_t columns, Error *error) {
+    enum { WANTED = 4 };
+    CheckpointSlice wanted[WANTED];
+    for (int i = 0; i < WANTED; i++) {
+        CheckpointSlice *w = &wanted[i];
+        *w = whole("w", random_below(random, 2) ? DTYPE_F32 : DTYPE_BF16, rank, rows, columns, NULL);
+        w->begin[0] = random_below(random, rows), w->end[0] = w->begin[0] + 1 + random_below(random, rows - w->begin[0]);
+        w->begin[1] = random_below(random, columns), w->end[1] = w->begin[1] + 1 + random_below(random, columns - w->begin[1]);
+        if (random_below(random, 3) == 0) w->begin[1] = 0, w->end[1] = columns;
+        const int64_t elements = (w->end[0] - w->begin[0]) * (w->end[1] - w->begin[1]);
+        w->from = random_below(random, elements + 1), w->to = w->from + random_below(random, elements - w->from + 1);
+        if (random_below(random, 3) == 0) w->from = 0, w->to = elements;
+        char *data = base_new((size_t)(w->to - w->from) + 2, 4);
+        memset(data, 0x55, (size_t)(w->to - w->from + 2) * 4);
+        w->data = data + dtype_bytes(w->dtype);
+    }
+    int64_t wrong = checkpoint_read(checkpoint, wanted, WANTED, true, error) ? 0 : -1;
+    for (int i = 0; i < WANTED; i++) {
+        const CheckpointSlice *w = &wanted[i];
+        const int64_t width = w->end[1] - w->begin[1], count = w->to - w->from;
+        for (int64_t e = -1; wrong >= 0 && e <= count; e++) {
+            const int64_t at = w->from + e;
+            const float value = (float)((w->begin[0] + at / width) * columns + w->begin[1] + at % width);
+            const bool outside = e < 0 || e == count;
+            if (w->dtype == DTYPE_F32) {
+                uint32_t bits, want = 0x55555555;
+                memcpy(&bits, (const float *)w->data + e, 4);
+                if (!outside) memcpy(&want, &value, 4);
+                wrong += bits != want;
+            } else {
+                wrong += ((const uint16_t *)w->data)[e] != (outside ? 0x5555 : bf16_from_f32(value));
+            }
+        }
+        free((char *)w->data - dtype_bytes(w->dtype));
+    }
+    return wrong;
+}
+
 static void test_sharded(void) {
     const ModelConfig config = small_config();
     Run run = make_run(&config, DTYPE_F32, 3);
@@ -365,7 +412,7 @@ static void test_sharded(void) {
     char directory[PATH_MAX];
     strcpy(directory, temporary("sharded"));
     uint64_t random = 20240601;
-    int64_t wrong = 0, refused = 0, uncaught = 0, slices_seen = 0;
+    int64_t wrong = 0, refused = 0, uncaught = 0, slices_seen = 0, parts_wrong = 0, silent = 0;
     for (int round = 0; round < 60; round++) {
         const int rank = 1 + (round % 3 != 0);
         const int64_t rows = 1 + random_below(&random, 12), columns = rank == 2 ? 1 + random_below(&random, 12) : 1;
@@ -378,14 +425,22 @@ static void test_sharded(void) {
         Error error = {0};
         Checkpoint checkpoint;
         float data[144];
-        const CheckpointTensor wanted = {"w", DTYPE_F32, rank, {rows, columns}, data};
-        if (!checkpoint_open(directory, &checkpoint, &error) || !checkpoint_read(&checkpoint, &wanted, 1, true, &error)) {
+        const CheckpointSlice wanted = whole("w", DTYPE_F32, rank, rows, columns, data);
+        if (!checkpoint_open(comm_, directory, &checkpoint, &error) || !checkpoint_read(&checkpoint, &wanted, 1, true, &error)) {
             printf("     round %d: %s\n", round, error.text);
             refused++;
             continue;
         }
-        checkpoint_close(&checkpoint);
         for (int64_t i = 0; i < rows * columns; i++) wrong += !(data[i] == (float)i);
+        for (int i = 0; i < 10; i++) {
+            const int64_t part_wrong = read_random(&checkpoint, &random, rank, rows, columns, &error);
+            if (part_wrong < 0) printf("     round %d: %s\n", round, error.text);
+            parts_wrong += part_wrong != 0;
+        }
+        Error lacking = {0};
+        checkpoint.manifest.tensors[0].slice_count--; // as no manifest is that was parsed
+        silent += checkpoint_read(&checkpoint, &wanted, 1, true, &lacking) || strstr(lacking.text, "tensor 'w': its files hold") == NULL;
+        checkpoint_close(&checkpoint);
         // Without one of its slices, with one of them moved, or with one twice, it must be refused.
         ManifestSlice spoilt[601];
         for (int fault = 0; fault < 3; fault++) {
@@ -401,7 +456,7 @@ static void test_sharded(void) {
             if (spoilt_count == 0) continue;
             put_sharded(directory, rank, rows, columns, dtype, spoilt, spoilt_count, &run);
             Error told = {0};
-            if (checkpoint_open(directory, &checkpoint, &told)) {
+            if (checkpoint_open(comm_, directory, &checkpoint, &told)) {
                 checkpoint_close(&checkpoint);
                 uncaught++;
             } else if (strstr(told.text, "slices, wanted 1") == NULL) {
@@ -412,24 +467,49 @@ static void test_sharded(void) {
     }
     check(refused == 0 && wrong == 0, "60 random cuts into %lld slices by row, column and range: %lld refused, %lld elements wrong (bound 0)",
           (long long)slices_seen, (long long)refused, (long long)wrong);
+    check(parts_wrong == 0, "2400 random boxes and ranges of them, F32 and BF16: %lld calls of 4 were wrong (bound 0)", (long long)parts_wrong);
+    check(silent == 0, "elements that no slice holds: %lld not told", (long long)silent);
     check(uncaught == 0, "holes and overlaps of slices: %lld not refused by element", (long long)uncaught);
 
-    // More elements than one chunk of the reader, in two halves of the columns.
-    const int64_t rows = 3001, columns = 1003;
-    const ManifestSlice halves[] = {{.begin = {0, 0}, .end = {rows, 500}, .to = rows * 500},
-                                    {.begin = {0, 500}, .end = {rows, columns}, .to = rows * 503}};
-    put_sharded(directory, 2, rows, columns, DTYPE_F32, halves, 2, &run);
-    float *data = base_new((size_t)(rows * columns), 4);
-    const CheckpointTensor wanted = {"w", DTYPE_F32, 2, {rows, columns}, data};
-    Checkpoint checkpoint;
-    Error error = {0};
-    bool read = checkpoint_open(directory, &checkpoint, &error) && checkpoint_read(&checkpoint, &wanted, 1, false, &error);
-    wrong = 0;
-    for (int64_t i = 0; i < rows * columns; i++) wrong += !(data[i] == (float)i);
-    check(read && wrong == 0, "two halves of the columns, %lld elements: %lld wrong (bound 0) %s", (long long)(rows * columns), (long long)wrong,
-          error.text);
-    if (read) checkpoint_close(&checkpoint);
-    free(data);
+    // Pieces of every size: more than a chunk of the reader, rows that go straight to their place, holes that are read over or not.
+    static const struct {
+        int64_t rows, columns, cut; // stored as columns [0, cut) and [cut, columns)
+        int64_t begin[2], end[2];   // wanted
+        Dtype dtype;
+        const char *what;
+    } cases[] = {
+        {6001, 1003, 500, {0, 0}, {6001, 1003}, DTYPE_F32, "the whole of two halves of the columns"},
+        {6001, 1003, 500, {0, 0}, {6001, 500}, DTYPE_BF16, "one half, converted: more than a chunk"},
+        {6001, 1003, 500, {0, 0}, {6001, 500}, DTYPE_F32, "one half: more than a chunk"},
+        {6001, 1003, 500, {7, 400}, {5990, 700}, DTYPE_F32, "columns of both, small holes"},
+        {600, 9001, 4500, {7, 4400}, {590, 4700}, DTYPE_BF16, "columns of both, large holes"},
+        {40, 70001, 30000, {1, 10000}, {39, 60000}, DTYPE_F32, "long pieces of rows"},
+        {40, 70001, 30000, {1, 10000}, {39, 60000}, DTYPE_BF16, "long pieces of rows, converted"},
+        {3, 5000001, 5000000, {0, 1}, {3, 5000001}, DTYPE_BF16, "pieces of rows longer than a chunk, converted"},
+    };
+    for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
+        const int64_t rows = cases[k].rows, columns = cases[k].columns, cut = cases[k].cut;
+        const ManifestSlice halves[] = {{.begin = {0, 0}, .end = {rows, cut}, .to = rows * cut},
+                                        {.begin = {0, cut}, .end = {rows, columns}, .to = rows * (columns - cut)}};
+        if (k == 0 || cut != cases[k - 1].cut || rows != cases[k - 1].rows) put_sharded(directory, 2, rows, columns, DTYPE_F32, halves, 2, &run);
+        const int64_t width = cases[k].end[1] - cases[k].begin[1], count = (cases[k].end[0] - cases[k].begin[0]) * width;
+        float *data = base_new((size_t)count, 4);
+        CheckpointSlice wanted = whole("w", cases[k].dtype, 2, rows, columns, data);
+        for (int axis = 0; axis < 2; axis++) wanted.begin[axis] = cases[k].begin[axis], wanted.end[axis] = cases[k].end[axis];
+        wanted.to = count;
+        Checkpoint checkpoint;
+        Error error = {0};
+        const bool opened = checkpoint_open(comm_, directory, &checkpoint, &error);
+        const bool read = opened && checkpoint_read(&checkpoint, &wanted, 1, true, &error);
+        wrong = 0;
+        for (int64_t i = 0; i < count; i++) {
+            const float value = (float)((wanted.begin[0] + i / width) * columns + wanted.begin[1] + i % width);
+            wrong += !(wanted.dtype == DTYPE_F32 ? data[i] == value : ((uint16_t *)data)[i] == bf16_from_f32(value));
+        }
+        check(read && wrong == 0, "%s, %lld elements: %lld wrong (bound 0) %s", cases[k].what, (long long)count, (long long)wrong, error.text);
+        if (opened) checkpoint_close(&checkpoint);
+        free(data);
+    }
     free_run(&run);
 }
 
@@ -546,7 +626,7 @@ static void test_damage(void) {
     char out[PATH_MAX];
     strcpy(out, temporary("damage"));
     Error error = {0};
-    if (!directory_create(out, &error) || !checkpoint_save(out, &run.state, run.tensors, run.count, 0, &error)) die_error(&error);
+    if (!directory_create(out, &error) || !checkpoint_save(comm_, out, &run.state, run.tensors, run.count, 0, &error)) die_error(&error);
     char directory[PATH_MAX];
     strcpy(directory, temporary("damage/step_00000003"));
     const char *names[2] = {CHECKPOINT_DATA, CHECKPOINT_MANIFEST};
@@ -562,7 +642,7 @@ static void test_damage(void) {
             if (pwrite(fd, &flipped, 1, (off_t)i) != 1) die(CODE_IO, "pwrite");
             Checkpoint checkpoint;
             Error told = {0};
-            if (checkpoint_open(directory, &checkpoint, &told)) {
+            if (checkpoint_open(comm_, directory, &checkpoint, &told)) {
                 checkpoint_close(&checkpoint);
                 accepted++;
             }
@@ -576,23 +656,23 @@ static void test_damage(void) {
             Checkpoint checkpoint;
             Error told = {0};
             if (ftruncate(fd, (off_t)length) != 0) die(CODE_IO, "ftruncate");
-            accepted += checkpoint_open(directory, &checkpoint, &told) || told.code != CODE_INPUT || strstr(told.text, names[f]) == NULL;
+            accepted += checkpoint_open(comm_, directory, &checkpoint, &told) || told.code != CODE_INPUT || strstr(told.text, names[f]) == NULL;
         }
         check(accepted == 0, "%s: all %zu truncations are refused: %lld were not", names[f], bytes, (long long)accepted);
         Checkpoint checkpoint;
         Error longer = {0}, absent = {0};
         if (pwrite(fd, good, bytes, 0) != (ssize_t)bytes || pwrite(fd, " ", 1, (off_t)bytes) != 1) die(CODE_IO, "pwrite");
-        bool opened = checkpoint_open(directory, &checkpoint, &longer);
+        bool opened = checkpoint_open(comm_, directory, &checkpoint, &longer);
         close(fd);
         unlink(path);
-        opened = opened || checkpoint_open(directory, &checkpoint, &absent);
+        opened = opened || checkpoint_open(comm_, directory, &checkpoint, &absent);
         check(!opened && strstr(longer.text, names[f]) && strstr(absent.text, names[f]), "%s: a byte more, or no such file: refused", names[f]);
         put_file(path, good, bytes);
         free(good);
         free(path);
     }
     Checkpoint checkpoint;
-    bool opened = checkpoint_open(directory, &checkpoint, &error);
+    bool opened = checkpoint_open(comm_, directory, &checkpoint, &error);
     check(opened && wrong_bytes(&checkpoint, &run, 3, &error) == 0, "mended, it opens again %s", error.text);
     if (opened) checkpoint_close(&checkpoint);
     run.count = all;
@@ -610,7 +690,7 @@ static void test_directory(void) {
     int64_t count = -1;
     Checkpoint checkpoint;
     bool found = true;
-    check(checkpoint_find(out, &checkpoint, &found, NULL, &error) && !found && checkpoint_count(out, &count, &error) && count == 0,
+    check(checkpoint_find(comm_, out, &checkpoint, &found, NULL, &error) && !found && checkpoint_count(out, &count, &error) && count == 0,
           "no OUT: nothing found");
     int lock = -1, second = -1;
     Error busy = {0};
@@ -629,7 +709,7 @@ static void test_directory(void) {
             good = found_step(out, &run, NULL, 0, &error) == 20;
             set_step(&run, step);
         }
-        good = good && checkpoint_save(out, &run.state, run.tensors, run.count, 3, &error);
+        good = good && checkpoint_save(comm_, out, &run.state, run.tensors, run.count, 3, &error);
     }
     check(good && !exists("dir/ectory/step_00000025.tmp") && !exists("dir/ectory/step_00000090.old") && !exists("dir/ectory/step_00000030.tmp") &&
               exists("dir/ectory/step_99"),
@@ -646,11 +726,11 @@ static void test_directory(void) {
           "auto falls back to the newest good one (step %lld) and says why:\n%s", (long long)step, notices);
     // Going on from there: the damaged ones that are newer neither count as kept nor displace good ones.
     set_step(&run, 45);
-    good = checkpoint_save(out, &run.state, run.tensors, run.count, 1, &error);
+    good = checkpoint_save(comm_, out, &run.state, run.tensors, run.count, 1, &error);
     check(good && exists("dir/ectory/step_00000045") && exists("dir/ectory/step_00000050") && !exists("dir/ectory/step_00000030"),
           "keep 1 keeps the one just saved, whatever stands behind it %s", error.text);
     set_step(&run, 50);
-    good = checkpoint_save(out, &run.state, run.tensors, run.count, 2, &error);
+    good = checkpoint_save(comm_, out, &run.state, run.tensors, run.count, 2, &error);
     step = found_step(out, &run, notices, sizeof notices, &error);
     check(good && step == 50 && !exists("dir/ectory/step_00000050.tmp"), "a damaged checkpoint of the same step is replaced %s", error.text);
     shell("mv '%s/step_00000050' '%s/step_00000060'", out, out);
@@ -677,7 +757,7 @@ static int child_save(const char *out, const char *step) {
     Run run = make_run(&config, DTYPE_F32, 1);
     set_step(&run, atoll(step));
     Error error = {0};
-    bool good = checkpoint_save(out, &run.state, run.tensors, run.count, 1, &error);
+    bool good = checkpoint_save(comm_, out, &run.state, run.tensors, run.count, 1, &error);
     fputs(error.text, stderr);
     free_run(&run);
     return good ? 0 : error.code;
@@ -761,7 +841,7 @@ static void test_failing_calls(void) {
             shell("rm -rf '%s'; mkdir '%s'", out, out);
             set_step(&run, 1);
             Error error = {0};
-            if (!checkpoint_save(out, &run.state, run.tensors, run.count, 1, &error)) die_error(&error);
+            if (!checkpoint_save(comm_, out, &run.state, run.tensors, run.count, 1, &error)) die_error(&error);
             const int code = run_child(out, step, kinds[k].call, at, how, kinds[k].all, kinds[k].place == RENAMED, text);
             if (!exists("mark")) break; // there is no at-th call
             faults++;
@@ -781,7 +861,7 @@ static void test_failing_calls(void) {
             }
             Error after = {0}; // and the next save works
             set_step(&run, 3);
-            if (!checkpoint_save(out, &run.state, run.tensors, run.count, 1, &after) || found_step(out, &run, NULL, 0, &after) != 3) {
+            if (!checkpoint_save(comm_, out, &run.state, run.tensors, run.count, 1, &after) || found_step(out, &run, NULL, 0, &after) != 3) {
                 printf("     %s %d: the next save: %s\n", kinds[k].call, at, after.text);
                 lost++;
             }
@@ -803,7 +883,7 @@ static void test_order(void) {
     set_step(&run, 1);
     Error error = {0};
     size_t bytes;
-    if (!directory_create(out, &error) || !checkpoint_save(out, &run.state, run.tensors, run.count, 1, &error)) die_error(&error);
+    if (!directory_create(out, &error) || !checkpoint_save(comm_, out, &run.state, run.tensors, run.count, 1, &error)) die_error(&error);
     const int code = run_child(out, "2", "none", 1, "0", false, false, text);
     char *log = file_read_whole(temporary("log"), 1 << 20, &bytes, &error);
     const char *wanted = "fsync rank_00000.safetensors\nfsync manifest.json\nfsync step_00000002.tmp\nrename step_00000002.tmp\nfsync order\n"
@@ -819,7 +899,7 @@ static void child_saves_forever(const char *out, Run *run, int64_t step, int pip
     Error error = {0};
     for (;; step++) {
         set_step(run, step);
-        if (!checkpoint_save(out, &run->state, run->tensors, run->count, 2, &error)) die_error(&error);
+        if (!checkpoint_save(comm_, out, &run->state, run->tensors, run->count, 2, &error)) die_error(&error);
         if (write(pipe_fd, &step, sizeof step) != sizeof step) _exit(1);
     }
 }
@@ -836,7 +916,7 @@ static void test_kills(void) {
     if (!directory_create(out, &error)) die_error(&error);
     const double start_ms = clock_ms();
     set_step(&run, 1);
-    if (!checkpoint_save(out, &run.state, run.tensors, run.count, 2, &error)) die_error(&error);
+    if (!checkpoint_save(comm_, out, &run.state, run.tensors, run.count, 2, &error)) die_error(&error);
     const int64_t save_us = 200 + (int64_t)((clock_ms() - start_ms) * 1000);
     int64_t step = 1, lost = 0, leftovers = 0;
     for (int kill_index = 0; kill_index < KILLS; kill_index++) {
@@ -870,6 +950,7 @@ static void test_kills(void) {
 }
 
 int main(int argc, char **argv) {
+    comm_ = comm_init(&argc, &argv);
     if (argc == 4 && strcmp(argv[1], "save") == 0) return child_save(argv[2], argv[3]);
     // In memory where there is room: a thousand syncs are slow on a busy disk and prove nothing more about killed processes.
     struct statvfs space;
@@ -886,6 +967,7 @@ int main(int argc, char **argv) {
     test_order();
     test_kills();
     shell("rm -rf '%s'%s", directory_, "");
+    comm_finish(comm_);
     printf("%d passed, %d failed\n", passed_, failed_);
     return failed_ != 0;
 }

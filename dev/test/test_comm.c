@@ -215,6 +215,39 @@ static void special_values(CommGroup *g) {
     check(zero == 0 && signbit(zero), "a sum of -0 is -0");
 }
 
+// Groups come and go, far more than there are places for, at different places on every rank and given back in another order: what follows in a
+// place must not see what was there before.
+static void groups_come_and_go(Comm *comm, void *a, void *b, void *c) {
+    enum { ROUNDS = 60, OWN = 5 };
+    int list[64];
+    bool shared = true;
+    const int places = comm->group_count;
+    for (int round = 0; round < ROUNDS; round++) {
+        CommGroup *own[OWN] = {NULL}, *made[2];
+        const int before = (comm->rank + round) % OWN; // groups of one, so that the ranks' next places differ
+        for (int i = 0; i < before; i++) own[i] = comm_group(comm, &comm->rank, 1, "own");
+        int n = 0;
+        const int parts = 1 + round % 3; // the ranks r, r + parts, ...; then all of them
+        for (int r = comm->rank % parts; r < comm->size; r += parts) list[n++] = r;
+        made[0] = comm_group(comm, list, n, "part");
+        for (int r = 0; r < comm->size; r++) list[r] = r;
+        made[1] = comm_group(comm, list, comm->size, "all");
+        for (int i = 0; i < 2; i++) {
+            shared = shared && (!made[i]->shared) == (made[i]->size == 1 || comm->slots == NULL);
+            collectives(made[i], round % 2 ? COMM_F32 : COMM_BF16, 1 + round, a, b, c);
+            for (int k = 0; k < round % 11; k++) comm_barrier(made[i]), count(made[i], COMM_BARRIER, 0); // the number of collectives differs
+        }
+        for (int i = 0; i < before; i += 2) comm_group_free(own[i]);
+        comm_group_free(made[round / 2 % 2]);
+        if (round % 4 == 0) collectives(comm->world, COMM_F32, 65, a, b, c); // the others go on
+        for (int i = 1; i < before; i += 2) comm_group_free(own[i]);
+        comm_group_free(made[1 - round / 2 % 2]);
+    }
+    comm_group_free(NULL);
+    check(shared || comm->local_size < comm->size, "a new group takes a place in shared memory that another has left");
+    check(comm->group_count <= places + OWN + 2, "%d places of groups after %d groups", comm->group_count, 2 * ROUNDS);
+}
+
 // Forms that must not end well. What happens is comm.sh's to check.
 static int ill(Comm *comm, const char *form, const char *file) {
     float x[1000] = {0};
@@ -307,6 +340,8 @@ int main(int argc, char **argv) {
     broadcasts(comm->world, plain_a);
     broadcasts(half, plain_a);
     missing_wait(comm, a);
+    groups_come_and_go(comm, a, b, c);
+    collectives(half, COMM_F32, 2001, a, b, c);
 
     bool counted = true, small = true;
     for (int kind = 0; kind < COMM_KINDS; kind++) {

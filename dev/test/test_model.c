@@ -53,7 +53,12 @@ static int find_(const Model *model, const char *name) {
 static void check_table_(const Model *model, const char *what) {
     const ModelConfig *m = &model->config;
     int64_t *offset = base_new((size_t)model->count, sizeof *offset);
-    const int64_t elements = zero_layout(model, offset);
+    const Options options = {.tp = 1, .pp = 1, .virtual_stages = 1, .pp_schedule = SCHEDULE_1F1B};
+    Layout layout;
+    Error error = {0};
+    check(layout_create(&layout, m, &options, 1, 0, &error), "%s: %s", what, error.text);
+    const int64_t elements = zero_layout(model, &layout, offset, NULL);
+    layout_free(&layout);
     int bad_id = 0, bad_unit = 0, bad_size = 0, bad_decay = 0, bad_init = 0, bad_offset = 0, bad_order = 0;
     for (int i = 0; i < model->count; i++) {
         const Tensor *t = &model->tensors[i], *before = i > 0 ? &model->tensors[i - 1] : NULL;

@@ -312,10 +312,10 @@ static void test_ranks(void) {
                              .activation_peak_bytes = 30000000,
                              .resident_start_bytes = 7000000,
                              .resident_peak_bytes = 1234567800000}};
-    ranks[0].comm[COMM_ALL_REDUCE] = (CommCount){10, 1000000};
-    ranks[1].comm[COMM_ALL_REDUCE] = (CommCount){20, 5000000};
-    ranks[2].comm[COMM_ALL_REDUCE] = (CommCount){30, 3000000};
-    ranks[2].comm[COMM_BARRIER] = (CommCount){3, 0};
+    ranks[0].comm[COMM_ALL_REDUCE] = ranks[0].step_comm[COMM_ALL_REDUCE] = (CommCount){10, 1000000};
+    ranks[1].comm[COMM_ALL_REDUCE] = ranks[1].step_comm[COMM_ALL_REDUCE] = (CommCount){20, 5000000};
+    ranks[2].comm[COMM_ALL_REDUCE] = ranks[2].step_comm[COMM_ALL_REDUCE] = (CommCount){30, 3000000};
+    ranks[2].comm[COMM_BARRIER] = ranks[2].step_comm[COMM_BARRIER] = (CommCount){3, 0};
     for (int one = 0; one < 2; one++) {
         FILE *console = tmpfile();
         Monitor monitor;

@@ -1,7 +1,7 @@
 // test_norm.c: residual + dropout + norm, forward and backward, and dropout_backward against double precision, finite
-// differences and the definition of the mask.
+// differences and the definition of the mask; residual_forward against the sum that the norm writes.
 #include "dev/test/ops.h"  // ops_random, ops_compare
-#include "llmc/cpu/norm.h" // cpu_norm_forward, cpu_norm_backward
+#include "llmc/cpu/norm.h" // cpu_norm_*, cpu_residual_forward
 #include <math.h>          // sqrt
 
 static const int kinds[] = {NORM_LAYERNORM, NORM_RMSNORM};
@@ -247,6 +247,34 @@ static void test_threads(Dtype dtype) {
     free(in.data), free(branch.data), free(weight.data), free(dout.data), free(dropout.token_index.data);
 }
 
+// residual_forward is what norm_forward writes to `sum`, bit by bit, apart and in place.
+static void test_residual(void) {
+    static const int64_t sizes[][2] = {{1, 1}, {7, 131}, {5, 768}, {3, 1027}, {2, 5000}, {0, 16}};
+    const int most = omp_get_max_threads();
+    for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
+        for (int variant = 0; variant < 4; variant++) {
+            const int64_t N = sizes[s][0], C = sizes[s][1];
+            const Dtype dtype = dtypes[variant & 1];
+            const double drop = variant & 2 ? 0.3 : 0;
+            const Dropout dropout = {rng_dropout_key(3, 4), 6, rng_dropout_threshold(drop), ops_counting(N, 77)};
+            Buffer in = ops_random(N * C, dtype, 51, 0, 1), branch = ops_random(N * C, dtype, 52, 0, 1), weight = ops_random(C, dtype, 53, 1, 0.5),
+                   out = ops_new(N * C, dtype), sum = ops_new(N * C, dtype), rstd = ops_new(N, DTYPE_F32),
+                   alone = ops_random(N * C, dtype, 54, 9, 1);
+            cpu_norm_forward(NULL, out, (Buffer){0}, rstd, sum, in, branch, weight, (Buffer){0}, &dropout, NORM_RMSNORM, 1e-5, N, C);
+            omp_set_num_threads(variant + 1);
+            cpu_residual_forward(NULL, alone, in, branch, drop > 0 ? &dropout : NULL, N, C);
+            check(ops_same_bits(alone, sum, N * C), "residual (%lld, %lld) %s, dropout %g: the norm's sum", (long long)N, (long long)C,
+                  dtype_names[dtype], drop);
+            cpu_residual_forward(NULL, in, in, branch, &dropout, N, C);
+            check(ops_same_bits(in, sum, N * C), "residual (%lld, %lld) %s, dropout %g, in place", (long long)N, (long long)C, dtype_names[dtype],
+                  drop);
+            omp_set_num_threads(most);
+            free(in.data), free(branch.data), free(weight.data), free(out.data), free(sum.data), free(rstd.data), free(alone.data);
+            free(dropout.token_index.data);
+        }
+    }
+}
+
 // The mask as forward applies it: 0 + dropout(1).
 static Buffer forward_mask(const Dropout *dropout, int64_t N, int64_t C, double *frequency) {
     Buffer zeros = ops_new(N * C, DTYPE_F32), ones = ops_random(N * C, DTYPE_F32, 0, 1, 0), weight = ops_random(C, DTYPE_F32, 0, 1, 0),
@@ -314,6 +342,7 @@ int main(void) {
     test_extremes();
     test_threads(DTYPE_F32);
     test_threads(DTYPE_BF16);
+    test_residual();
     test_dropout();
     return test_end();
 }

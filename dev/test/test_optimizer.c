@@ -25,5 +25,8 @@ int main(void) {
     check(fabs(rate(SCHEDULE_COSINE, 10, 110, 60) - 0.55) < 1e-12, "cosine: half-way");
     check(fabs(rate(SCHEDULE_LINEAR, 10, 110, 60) - 0.55) < 1e-12, "linear: half-way");
     check(rate(SCHEDULE_WSD, 10, 100, 80) == 1.0 && fabs(rate(SCHEDULE_WSD, 10, 100, 90) - 0.55) < 1e-12, "wsd: stable to 80, half decayed at 90");
+    const Options o = {.beta1 = 0.8, .beta2 = 0.9, .eps = 1e-3, .weight_decay = 0.25};
+    const AdamW config = optimizer_config(&o);
+    check(config.beta1 == 0.8 && config.beta2 == 0.9 && config.eps == 1e-3 && config.weight_decay == 0.25, "AdamW's settings are the flags'");
     return test_end();
 }

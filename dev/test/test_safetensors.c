@@ -71,7 +71,7 @@ static void test_round_trip(void) {
           error.text);
     json_decref(metadata);
     int fd = -1;
-    if (file_open(path, &fd, &disk_bytes, &error)) file_hash(fd, disk_bytes, path, again, &error);
+    if (file_open(path, &fd, &disk_bytes, &error)) file_hash(fd, disk_bytes, path, NULL, NULL, again, &error);
     close(fd);
     check(disk_bytes == bytes && strcmp(hash, again) == 0, "hash while writing is that of the file: %s, %lld bytes", hash, (long long)bytes);
     size_t whole_bytes;

@@ -1,4 +1,4 @@
-// cast.h: conversion between storage types on the CPU.
+// cast.h: conversion between storage types, and the sum of two fp32 buffers, on the CPU.
 #ifndef LLMC_CPU_CAST_H
 #define LLMC_CPU_CAST_H
 
@@ -19,6 +19,15 @@ static inline void cpu_cast(Device *device, Buffer to, Buffer from, int64_t n) {
             cpu_block_store(to, at, width, cpu_block_in(from, at, width, scratch));
         }
     }
+}
+
+// to (n) += from (n), both F32
+static inline void cpu_accumulate(Device *device, Buffer to, Buffer from, int64_t n) {
+    (void)device;
+    float *sum = to.data;
+    const float *add = from.data;
+#pragma omp parallel for simd schedule(static)
+    for (int64_t i = 0; i < n; i++) sum[i] += add[i];
 }
 
 #endif

@@ -1,6 +1,7 @@
-// classifier.h: softmax + cross-entropy + gradient of the logits in one op, and the sum of losses, on the CPU.
+// classifier.h: softmax + cross-entropy + gradient of the logits on the CPU: in one op, and in two with an exchange between
+// them for a vocabulary divided over ranks (the exchange is the caller's); and the sum of losses.
 // A row of logits is read from memory once: exponentials are taken block by block against a running offset instead of the
-// row's maximum, which would need a walk of its own.
+// row's maximum, which would need a walk of its own. NaN and infinite logits make the loss of their row NaN or infinite.
 #ifndef LLMC_CPU_CLASSIFIER_H
 #define LLMC_CPU_CLASSIFIER_H
 
@@ -26,17 +27,24 @@ static inline float cpu_classifier_highest_(const float *x, int64_t n) {
     return highest;
 }
 
-// One row of logits, starting at element `row`. Returns the sum of exp(x - *offset); *offset is within CPU_CLASSIFIER_ROOM_ of
-// the maximum. Where `store` is not NULL, exp(x - *offset) is left there (it may be the logits themselves).
-static inline double cpu_classifier_exponentials_(Buffer logits, int64_t row, int64_t V, float *store, float *offset) {
+typedef struct {
+    double sum;    // of exp(logit - offset)
+    float offset;  // within CPU_CLASSIFIER_ROOM_ of the largest logit
+    float largest; // logit
+} CpuClassifierRow_;
+
+// One row of V > 0 logits, starting at element `row`. Where `store` is not NULL, exp(logit - offset) is left there (it may be
+// the logits themselves).
+static inline CpuClassifierRow_ cpu_classifier_exponentials_(Buffer logits, int64_t row, int64_t V, float *store) {
     CPU_SCRATCH(scratch);
     double total = 0;
-    float shift = 0;
+    float shift = 0, largest = -INFINITY;
     for (int64_t v = 0; v < V; v += CPU_BLOCK) {
         const int64_t width = min_i64(CPU_BLOCK, V - v);
         const float *x = cpu_block_in(logits, row + v, width, scratch);
         const float highest = cpu_classifier_highest_(x, width);
         if (v == 0) shift = highest;
+        if (highest > largest) largest = highest;
         if (highest - shift > CPU_CLASSIFIER_ROOM_) { // rare: what lies behind is rescaled
             const float factor = cpu_exp(shift - highest);
             total *= (double)factor;
@@ -58,17 +66,43 @@ static inline double cpu_classifier_exponentials_(Buffer logits, int64_t row, in
         }
         total += (double)sum;
     }
-    *offset = shift;
-    return total;
+    return (CpuClassifierRow_){total, shift, largest};
 }
 
-static inline void cpu_classifier_zero_row_(Buffer dlogits, int64_t row, int64_t V) {
-    if (dlogits.data != NULL) memset(buffer_at(dlogits, row).data, 0, (size_t)V * dtype_bytes(dlogits.dtype));
+// Loss and gradient of a token without a target.
+static inline void cpu_classifier_masked_(Buffer losses, Buffer dlogits, int64_t n, int64_t V) {
+    ((float *)losses.data)[n] = 0.0f;
+    if (dlogits.data != NULL) memset(buffer_at(dlogits, n * V).data, 0, (size_t)V * dtype_bytes(dlogits.dtype));
 }
 
 static inline float cpu_classifier_at_(Buffer buffer, int64_t at) {
     return buffer.dtype == DTYPE_F32 ? ((const float *)buffer.data)[at] : bf16_to_f32(((const uint16_t *)buffer.data)[at]);
 }
+
+// One row of dlogits = exp(logit - offset) * scale, less dloss at the target, a column of this row or of another rank's.
+// `kept`: dlogits (F32) holds the exponentials already.
+static inline void cpu_classifier_gradient_(Buffer dlogits, Buffer logits, bool kept, int64_t row, int64_t V, float offset, float scale,
+                                            int64_t target, float dloss) {
+    CPU_SCRATCH(scratch_in);
+    CPU_SCRATCH(scratch_out);
+    for (int64_t v = 0; v < V; v += CPU_BLOCK) {
+        const int64_t width = min_i64(CPU_BLOCK, V - v);
+        float *to = cpu_block_out(dlogits, row + v, scratch_out);
+        if (kept) {
+#pragma omp simd
+            for (int64_t i = 0; i < width; i++) to[i] *= scale;
+        } else {
+            const float *x = cpu_block_in(logits, row + v, width, scratch_in);
+#pragma omp simd
+            for (int64_t i = 0; i < width; i++) to[i] = cpu_exp(x[i] - offset) * scale;
+        }
+        if (v <= target && target < v + width) to[target - v] -= dloss;
+        cpu_block_store(dlogits, row + v, width, to);
+    }
+}
+
+// Masked rows are free: threads take about this many rows when they are done with others.
+static inline int64_t cpu_classifier_rows_at_once_(int64_t V) { return max_i64(1, 4096 / max_i64(V, 1)); }
 
 // losses (N) F32 = -log softmax(logits)[target], 0 where target < 0; dlogits (N, V), optional: = (softmax - onehot) * dloss,
 // 0 where target < 0. dlogits may be logits itself when the dtypes agree.
@@ -78,37 +112,71 @@ static inline void cpu_cross_entropy(Device *device, Buffer losses, Buffer dlogi
     const int32_t *target = targets.data;
     // An fp32 dlogits keeps the exponentials of the first walk; bf16 would round them twice, so they are taken again.
     float *kept = dlogits.data != NULL && dlogits.dtype == DTYPE_F32 ? dlogits.data : NULL;
-    const int64_t rows_at_once = max_i64(1, 4096 / max_i64(V, 1)); // masked rows are free: hand out work as it is done
-#pragma omp parallel for schedule(dynamic, rows_at_once)
+#pragma omp parallel for schedule(dynamic, cpu_classifier_rows_at_once_(V))
     for (int64_t n = 0; n < N; n++) {
         const int64_t row = n * V;
         if (target[n] < 0) {
-            ((float *)losses.data)[n] = 0.0f;
-            cpu_classifier_zero_row_(dlogits, row, V);
+            cpu_classifier_masked_(losses, dlogits, n, V);
             continue;
         }
         const float target_logit = cpu_classifier_at_(logits, row + target[n]);
-        float offset;
-        const double sum = cpu_classifier_exponentials_(logits, row, V, kept != NULL ? kept + row : NULL, &offset);
-        ((float *)losses.data)[n] = (float)(log(sum) + ((double)offset - (double)target_logit));
+        const CpuClassifierRow_ r = cpu_classifier_exponentials_(logits, row, V, kept != NULL ? kept + row : NULL);
+        ((float *)losses.data)[n] = (float)(log(r.sum) + ((double)r.offset - (double)target_logit));
         if (dlogits.data == NULL) continue;
-        const float scale = (float)(dloss / sum);
-        CPU_SCRATCH(scratch_in);
-        CPU_SCRATCH(scratch_out);
-        for (int64_t v = 0; v < V; v += CPU_BLOCK) {
-            const int64_t width = min_i64(CPU_BLOCK, V - v);
-            float *to = cpu_block_out(dlogits, row + v, scratch_out);
-            if (kept != NULL) {
-#pragma omp simd
-                for (int64_t i = 0; i < width; i++) to[i] *= scale;
-            } else {
-                const float *x = cpu_block_in(logits, row + v, width, scratch_in);
-#pragma omp simd
-                for (int64_t i = 0; i < width; i++) to[i] = cpu_exp(x[i] - offset) * scale;
-            }
-            if (v <= target[n] && target[n] < v + width) to[target[n] - v] -= (float)dloss;
-            cpu_block_store(dlogits, row + v, width, to);
+        cpu_classifier_gradient_(dlogits, logits, kept != NULL, row, V, r.offset, (float)(dloss / r.sum), target[n], (float)dloss);
+    }
+}
+
+// ----------------------------------------------------------------------------
+// The vocabulary divided over ranks: a rank holds the columns vocab_begin .. vocab_begin+V-1 of the logits.
+
+typedef struct {
+    float largest, sum, target; // logit; of exp(logit - largest); logit of the target, 0 when it is another rank's
+} CpuClassifierStats_;
+_Static_assert(sizeof(CpuClassifierStats_) == 3 * sizeof(float), "stats are (N, 3)");
+
+// stats (N, 3) F32 =, of this rank's columns; 0 where target < 0
+static inline void cpu_cross_entropy_local(Device *device, Buffer stats, Buffer logits, Buffer targets, int64_t vocab_begin, int64_t N, int64_t V) {
+    (void)device;
+    CpuClassifierStats_ *stat = stats.data;
+#pragma omp parallel for schedule(dynamic, cpu_classifier_rows_at_once_(V))
+    for (int64_t n = 0; n < N; n++) {
+        const int64_t row = n * V, target = ((const int32_t *)targets.data)[n], column = target - vocab_begin;
+        stat[n] = (CpuClassifierStats_){0};
+        if (target < 0) continue;
+        const CpuClassifierRow_ r = cpu_classifier_exponentials_(logits, row, V, NULL);
+        stat[n].largest = r.largest;
+        stat[n].sum = (float)(r.sum * exp((double)r.offset - (double)r.largest));
+        if (column >= 0 && column < V) stat[n].target = cpu_classifier_at_(logits, row + column);
+    }
+}
+
+// losses (N) F32 and dlogits (N, V, optional) as cpu_cross_entropy's, from all (R, N, 3): the stats of the ranks. Losses are
+// computed from these alone, in rank order, so that every rank has the same bits.
+static inline void cpu_cross_entropy_merge(Device *device, Buffer losses, Buffer dlogits, Buffer logits, Buffer all, int64_t R, Buffer targets,
+                                           double dloss, int64_t vocab_begin, int64_t N, int64_t V) {
+    (void)device;
+    const CpuClassifierStats_ *stat = all.data;
+#pragma omp parallel for schedule(dynamic, cpu_classifier_rows_at_once_(V))
+    for (int64_t n = 0; n < N; n++) {
+        const int64_t row = n * V, target = ((const int32_t *)targets.data)[n];
+        if (target < 0) {
+            cpu_classifier_masked_(losses, dlogits, n, V);
+            continue;
         }
+        float largest = -INFINITY;
+        double sum = 0, target_logit = 0;
+        for (int64_t r = 0; r < R; r++) {
+            if (stat[r * N + n].largest > largest) largest = stat[r * N + n].largest;
+        }
+        for (int64_t r = 0; r < R; r++) {
+            const CpuClassifierStats_ *s = &stat[r * N + n];
+            sum += (double)s->sum * exp((double)s->largest - (double)largest);
+            target_logit += (double)s->target;
+        }
+        ((float *)losses.data)[n] = (float)(log(sum) + ((double)largest - target_logit));
+        if (dlogits.data == NULL) continue;
+        cpu_classifier_gradient_(dlogits, logits, false, row, V, largest, (float)(dloss / sum), target - vocab_begin, (float)dloss);
     }
 }
 

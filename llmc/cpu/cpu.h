@@ -4,14 +4,15 @@
 
 #include "llmc/cpu/adamw.h"       // cpu_adamw, cpu_step_decide
 #include "llmc/cpu/attention.h"   // cpu_attention_forward, cpu_attention_backward
-#include "llmc/cpu/cast.h"        // cpu_cast
-#include "llmc/cpu/classifier.h"  // cpu_cross_entropy, cpu_loss_sum
+#include "llmc/cpu/cast.h"        // cpu_cast, cpu_accumulate
+#include "llmc/cpu/classifier.h"  // cpu_cross_entropy*, cpu_loss_sum
+#include "llmc/cpu/dropout.h"     // cpu_dropout_backward
 #include "llmc/cpu/embedding.h"   // cpu_embedding_forward, cpu_embedding_backward
 #include "llmc/cpu/global_norm.h" // cpu_grad_squares
 #include "llmc/cpu/matmul.h"      // cpu_linear_*, cpu_matmul_rate
 #include "llmc/cpu/memory.h"      // cpu_alloc, cpu_copy_*
 #include "llmc/cpu/mlp.h"         // cpu_swiglu_*
-#include "llmc/cpu/norm.h"        // cpu_norm_*, cpu_dropout_backward
+#include "llmc/cpu/norm.h"        // cpu_norm_*, cpu_residual_forward
 #include "llmc/cpu/rope.h"        // cpu_qk_*
 #include "llmc/cpu/state.h"       // CpuState
 #include "llmc/device.h"          // Device
@@ -29,10 +30,12 @@ static inline Device device_cpu(void) {
         .synchronize = cpu_synchronize,
         .matmul_rate = cpu_matmul_rate,
         .cast = cpu_cast,
+        .accumulate = cpu_accumulate,
         .embedding_forward = cpu_embedding_forward,
         .embedding_backward = cpu_embedding_backward,
         .norm_forward = cpu_norm_forward,
         .norm_backward = cpu_norm_backward,
+        .residual_forward = cpu_residual_forward,
         .dropout_backward = cpu_dropout_backward,
         .linear_forward = cpu_linear_forward,
         .linear_backward_input = cpu_linear_backward_input,
@@ -44,6 +47,8 @@ static inline Device device_cpu(void) {
         .attention_forward = cpu_attention_forward,
         .attention_backward = cpu_attention_backward,
         .cross_entropy = cpu_cross_entropy,
+        .cross_entropy_local = cpu_cross_entropy_local,
+        .cross_entropy_merge = cpu_cross_entropy_merge,
         .loss_sum = cpu_loss_sum,
         .grad_squares = cpu_grad_squares,
         .step_decide = cpu_step_decide,

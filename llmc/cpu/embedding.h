@@ -1,5 +1,6 @@
-// embedding.h: look-up of token and position vectors with dropout, forward and backward, on the CPU. Ids and positions are
-// in range: they were checked when they were read. Results do not depend on the number of threads.
+// embedding.h: look-up of token and position vectors with dropout, forward and backward, on the CPU, for the whole vocabulary
+// or a range of it. Ids and positions are in range of the model: they were checked when they were read. Results do not depend
+// on the number of threads.
 #ifndef LLMC_CPU_EMBEDDING_H
 #define LLMC_CPU_EMBEDDING_H
 
@@ -7,9 +8,10 @@
 #include "llmc/cpu/dropout.h" // cpu_dropout_mask
 #include <omp.h>              // omp_get_max_threads
 
-// out (N, C) = dropout(wte[ids] + wpe[positions]); wpe and dropout optional
+// out (N, C) = dropout(wte[ids] + wpe[positions]); wpe and dropout optional. wte (V, C) holds the ids from vocab_begin on; the
+// vectors of other ids count as zero.
 static inline void cpu_embedding_forward(Device *device, Buffer out, Buffer ids, Buffer positions, Buffer wte, Buffer wpe, const Dropout *dropout,
-                                         int64_t N, int64_t C) {
+                                         int64_t N, int64_t C, int64_t vocab_begin, int64_t V) {
     (void)device;
     const bool active = dropout_active(dropout);
 #pragma omp parallel for schedule(static)
@@ -18,10 +20,12 @@ static inline void cpu_embedding_forward(Device *device, Buffer out, Buffer ids,
         CPU_SCRATCH(scratch_position);
         CPU_SCRATCH(scratch_out);
         CPU_SCRATCH(mask);
-        const int64_t id = ((const int32_t *)ids.data)[n];
+        const int64_t id = ((const int32_t *)ids.data)[n] - vocab_begin;
+        const bool ours = id >= 0 && id < V;
+        if (!ours) memset(scratch_token, 0, (size_t)min_i64(C, CPU_BLOCK) * sizeof *scratch_token);
         for (int64_t c = 0; c < C; c += CPU_BLOCK) {
             const int64_t at = n * C + c, width = min_i64(CPU_BLOCK, C - c);
-            const float *token = cpu_block_in(wte, id * C + c, width, scratch_token);
+            const float *token = ours ? cpu_block_in(wte, id * C + c, width, scratch_token) : scratch_token;
             float *to = cpu_block_out(out, at, scratch_out);
             if (wpe.data != NULL) {
                 const int64_t position = ((const int32_t *)positions.data)[n];
@@ -42,11 +46,12 @@ static inline void cpu_embedding_forward(Device *device, Buffer out, Buffer ids,
     }
 }
 
-// dwte (V, C) F32 +=, dwpe (positions, C) F32 += (optional). The threads share the channels and each walks all tokens in
-// order: no two threads meet in an element, a repeated id needs no care, and only rows that occur are touched.
+// dwte (V, C) F32 += for the ids from vocab_begin on, dwpe (positions, C) F32 += for all tokens (optional). The threads share
+// the channels and each walks all tokens in order: no two threads meet in an element, a repeated id needs no care, and only
+// rows that occur are touched.
 static inline void cpu_embedding_backward(Device *device, Buffer dwte, Buffer dwpe, Buffer dout, Buffer ids, Buffer positions,
-                                          const Dropout *dropout, int64_t N, int64_t C, int64_t V, int64_t max_positions) {
-    (void)device, (void)V, (void)max_positions; // an implementation that sorts by id needs them
+                                          const Dropout *dropout, int64_t N, int64_t C, int64_t vocab_begin, int64_t V, int64_t max_positions) {
+    (void)device, (void)max_positions; // an implementation that sorts by position needs it
     const bool active = dropout_active(dropout);
     const int32_t *id = ids.data, *position = positions.data;
     // Slices of whole cache lines of fp32, which are also whole draws of dropout.
@@ -57,6 +62,9 @@ static inline void cpu_embedding_backward(Device *device, Buffer dwte, Buffer dw
         CPU_SCRATCH(mask);
         const int64_t width = min_i64(slice, C - c);
         for (int64_t n = 0; n < N; n++) {
+            const int64_t row = id[n] - vocab_begin;
+            const bool ours = row >= 0 && row < V;
+            if (!ours && dwpe.data == NULL) continue;
             const float *d = cpu_block_in(dout, n * C + c, width, scratch);
             if (active) {
                 cpu_dropout_mask(mask, dropout, n, c, width);
@@ -64,13 +72,16 @@ static inline void cpu_embedding_backward(Device *device, Buffer dwte, Buffer dw
                 for (int64_t i = 0; i < width; i++) scratch[i] = d[i] * mask[i];
                 d = scratch;
             }
-            float *to = (float *)dwte.data + id[n] * C + c;
-            if (n + 2 < N) { // the rows of ids are at random places: no hardware prefetcher knows the next one
-                const float *next = (const float *)dwte.data + id[n + 2] * C + c;
+            const int64_t later = n + 2 < N ? id[n + 2] - vocab_begin : -1;
+            if (later >= 0 && later < V) { // the rows of ids are at random places: no hardware prefetcher knows the next one
+                const float *next = (const float *)dwte.data + later * C + c;
                 for (int64_t i = 0; i < width; i += 16) __builtin_prefetch(next + i, 1);
             }
+            if (ours) {
+                float *to = (float *)dwte.data + row * C + c;
 #pragma omp simd
-            for (int64_t i = 0; i < width; i++) to[i] += d[i];
+                for (int64_t i = 0; i < width; i++) to[i] += d[i];
+            }
             if (dwpe.data == NULL) continue;
             float *place = (float *)dwpe.data + position[n] * C + c;
 #pragma omp simd

@@ -1,4 +1,4 @@
-// norm.h: residual + dropout + layernorm or rmsnorm, fused: forward and backward, on the CPU. Any C, any N.
+// norm.h: residual + dropout + layernorm or rmsnorm, fused: forward and backward, on the CPU; the residual alone. Any C, any N.
 // Statistics: blocks summed in fp32 vector lanes, blocks in double; the variance is taken around the mean in a second walk
 // over the row (which is in cache), so that a large common offset costs no digits.
 // Results do not depend on the number of threads.
@@ -32,6 +32,13 @@ static inline void cpu_norm_residual_row_(Buffer sum, Buffer in, Buffer branch, 
         }
         cpu_block_store(sum, at, width, x);
     }
+}
+
+// out (N, C) = in + dropout(branch): the bits that cpu_norm_forward writes to sum
+static inline void cpu_residual_forward(Device *device, Buffer out, Buffer in, Buffer branch, const Dropout *dropout, int64_t N, int64_t C) {
+    (void)device;
+#pragma omp parallel for schedule(static)
+    for (int64_t n = 0; n < N; n++) cpu_norm_residual_row_(out, in, branch, dropout, n, C);
 }
 
 // Sum over a row of x, or of (x - shift)^2.
