@@ -59,14 +59,14 @@ typedef struct {
 
 // What a rank shows the others of its host about itself.
 typedef struct {
-    alignas(64) _Atomic uint64_t beats; // grows as long as the process runs, whatever its main thread does; COMM_LEFT: it ends in order
+    alignas(64) _Atomic uint64_t beats; // grows as long as the process runs, whatever its main thread does
     alignas(64) _Atomic uint64_t signs; // signs of life of the main thread
+    _Atomic bool left;                  // the process ends in order
     _Atomic int64_t pid;
     _Atomic int64_t step;
     _Atomic bool waiting;      // the main thread is in comm_wait, with nothing to do
     _Atomic uint64_t phase[8]; // text
 } CommPulse;
-#define COMM_LEFT UINT64_MAX
 
 typedef struct Comm Comm;
 typedef struct CommGroup CommGroup;
@@ -187,7 +187,7 @@ static inline void comm_abort(Comm *comm, int code, const char *format, ...) {
     va_end(arguments);
     fprintf(stderr, "train_gpt: rank %d on %s: %s\n", comm->rank, comm->host, text); // one write, so that ranks do not mix
     fflush(stderr);
-    atomic_store(&comm->watch.pulse->beats, COMM_LEFT); // others have nothing to add
+    atomic_store(&comm->watch.pulse->left, true); // others have nothing to add
 #ifdef USE_MPI
     if (comm->mpi) {
         signal(SIGALRM, SIG_DFL);
@@ -285,15 +285,15 @@ static inline void comm_look_(Comm *comm, double elapsed_ms) {
         }
         const uint64_t beats = atomic_load_explicit(&pulse->beats, memory_order_relaxed);
         const uint64_t signs = atomic_load_explicit(&pulse->signs, memory_order_relaxed);
-        const bool silent = beats == seen->beats && beats != COMM_LEFT, quiet = signs == seen->signs;
+        const bool silent = beats == seen->beats, quiet = signs == seen->signs;
         seen->silent_ms = silent ? seen->silent_ms + elapsed_ms : 0;
         seen->quiet_ms = quiet ? seen->quiet_ms + elapsed_ms : 0;
         seen->waited_ms = quiet && atomic_load_explicit(&pulse->waiting, memory_order_relaxed) ? seen->waited_ms + elapsed_ms : 0;
         seen->beats = beats, seen->signs = signs;
         all_wait = all_wait && seen->waited_ms > silence_ms + turn_ms;
-        if (own || silence_ms == 0 || beats == COMM_LEFT) continue;
+        if (own || silence_ms == 0 || atomic_load(&pulse->left)) continue;
         const bool gone = silent && seen->exists && !comm_exists_(pulse);
-        if (gone && seen->silent_ms > COMM_GONE_MS + turn_ms && atomic_load(&pulse->beats) != COMM_LEFT) { // it may have told its end meanwhile
+        if (gone && seen->silent_ms > COMM_GONE_MS + turn_ms && !atomic_load(&pulse->left)) { // it may have told its end meanwhile
             comm_lost_(comm, k, "has died", seen->silent_ms);
         }
         if (seen->silent_ms > silence_ms + turn_ms) comm_lost_(comm, k, "is stopped, frozen or dead", seen->silent_ms);
@@ -321,7 +321,7 @@ static inline void *comm_watch_(void *argument) {
 static inline void comm_leave_(int status, void *leave) {
     (void)status;
     CommPulse *pulse = *(CommPulse **)leave;
-    if (pulse != NULL) atomic_store(&pulse->beats, COMM_LEFT);
+    if (pulse != NULL) atomic_store(&pulse->left, true);
 }
 
 // Starts the watchdog's thread. Processes are looked after from now on; the main thread when comm_watchdog says for how long.
@@ -352,7 +352,7 @@ static inline void comm_watchdog_stop_(Comm *comm) {
     if (!comm->watch.running) return;
     atomic_store(&comm->watch.stop, true);
     pthread_join(comm->watch.thread, NULL);
-    atomic_store(&comm->watch.pulse->beats, COMM_LEFT);
+    atomic_store(&comm->watch.pulse->left, true);
     if (comm->watch.leave != NULL) *comm->watch.leave = NULL;
     free(comm->watch.seen);
     comm->watch.running = false;

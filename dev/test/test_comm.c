@@ -1,5 +1,5 @@
 // test_comm.c: collectives against a serial sum in rank order, bit for bit. Runs on any number of ranks: alone, or under mpirun from
-// dev/test/comm.sh, which also calls the forms that must end the job: test_comm kill|stall|lone|compute|ring|die|changed|leak|hold FILE
+// dev/test/comm.sh, which also calls the forms that must end the job: test_comm kill|stall|lone|compute|busy|ring|die|changed|leak|hold FILE
 #include "llmc/comm.h"
 #include "dev/test/test.h"
 #include "llmc/signals.h"
@@ -252,7 +252,7 @@ static void groups_come_and_go(Comm *comm, void *a, void *b, void *c) {
 static int ill(Comm *comm, const char *form, const char *file) {
     float x[1000] = {0};
     const bool stall = strcmp(form, "stall") == 0, lone = strcmp(form, "lone") == 0; // one rank is stopped
-    comm_watchdog(comm, lone || strcmp(form, "compute") == 0 ? 1 : 20);
+    comm_watchdog(comm, lone || strcmp(form, "compute") == 0 ? 1 : strcmp(form, "busy") == 0 ? 600 : 20);
     if (stall || strcmp(form, "ring") == 0) atomic_store(&comm->watch.silence_ms, 1000); // found without the limit of the main thread
     comm_heartbeat(comm, 17, "backward");
     comm_barrier(comm->world);
@@ -264,6 +264,9 @@ static int ill(Comm *comm, const char *form, const char *file) {
     }
     if (strcmp(form, "ring") == 0) { // each waits for the one before
         comm_recv(comm->world, x, 10, COMM_F32, (comm->rank + comm->size - 1) % comm->size, 3);
+    }
+    if (strcmp(form, "busy") == 0 && comm->rank == 1) { // healthy: longer than a silent process is given
+        for (const double end_ms = clock_ms() + COMM_SILENCE_MS + 3000; clock_ms() < end_ms;) sched_yield();
     }
     if (strcmp(form, "hold") == 0 && comm->rank == 1) { // until comm.sh kills it from outside
         FILE *to = fopen(file, "w");
