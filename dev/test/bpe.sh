@@ -47,9 +47,11 @@ cmp -s "$dir/gpt2.bin" "$dir/pair.bin"
 verdict $? "vocab.json and merges.txt give the ids of tokenizer.json"
 # documents of 9 MB, cut and shared by threads, or not
 for _ in $(seq 70); do cat "$dir/text.txt"; done >"$dir/long.txt"
-OMP_NUM_THREADS=1 ./tokenize --tokenizer $fixtures/qwen.json --out "$dir/one" "$dir/long.txt" >/dev/null && OMP_NUM_THREADS=4 ./tokenize --tokenizer $fixtures/qwen.json \
+OMP_NUM_THREADS=1 ./tokenize --tokenizer $fixtures/llama3.json --out "$dir/one" "$dir/long.txt" >/dev/null && OMP_NUM_THREADS=4 ./tokenize --tokenizer $fixtures/llama3.json \
     --out "$dir/four" - <"$dir/long.txt" >/dev/null && cmp -s "$dir/one.bin" "$dir/four.bin"
 verdict $? "one thread or four: the same $(stat -c %s "$dir/one.bin") bytes"
+./tokenize --show "$dir/one.bin" >"$dir/back.txt" && cmp -s <(head -c "$(stat -c %s "$dir/long.txt")" "$dir/back.txt") "$dir/long.txt"
+verdict $? "and all of the text comes back"
 ./tokenize --tokenizer $fixtures/llama3.json --eot '<|begin_of_text|>' --lines --out "$dir/lines" README.md >/dev/null && grep -q '"eot_id": 600' "$dir/lines.json"
 verdict $? "--eot names another end of document"
 cp $fixtures/llama3.json "$dir/moved.json" && ./tokenize --tokenizer "$dir/moved.json" --out "$dir/beside" README.md >/dev/null && grep -q '"tokenizer": "moved.json"' "$dir/beside.json"

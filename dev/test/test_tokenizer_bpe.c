@@ -245,8 +245,7 @@ static void test_nfc(void) {
                                       "\xF5\x80\x80\x80",
                                       "\xED\xA0\x80",
                                       "\xE2\x82",
-                                      "\xC3"
-                                      "a",
+                                      "\xC3\x61",
                                       "\xFF"};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         uint32_t code;
