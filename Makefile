@@ -62,6 +62,7 @@ help:
 	@echo "make unit         build/test_*; make unit-asan: under AddressSanitizer and UndefinedBehaviorSanitizer"
 	@echo "make fuzzers      build/fuzz_* (clang)"
 	@echo "make schedules    docs/schedule_*.svg: timelines of the pipeline schedules"
+	@echo "make crash        kills jobs, fails their disks, damages their checkpoints, hundreds of times"
 	@echo "make layouts-full every legal layout of 1, 2, 4 and 8 ranks against one rank (hours)"
 	@echo "make mutants      one-line faults, each of which must make a test fail"
 	@echo "make headers      every header compiles alone; make CC=clang syntax: warnings of another compiler"
@@ -91,6 +92,10 @@ $(BUILD)/test_%: dev/test/test_%.c $(HEADERS) Makefile
 $(BUILD)/test_%_asan: dev/test/test_%.c $(HEADERS) Makefile
 	@mkdir -p $(BUILD)
 	$(CC) $(BASE_FLAGS) $(DEFINES) $(SANITIZE) $< -o $@ $(LIBS)
+# A data race ends it. OpenMP's own synchronisation is not seen: for tests that do not compute in parallel.
+$(BUILD)/test_%_tsan: dev/test/test_%.c $(HEADERS) Makefile
+	@mkdir -p $(BUILD)
+	$(CC) $(BASE_FLAGS) $(DEFINES) -O1 -g $(TUNE) -fsanitize=thread $< -o $@ $(LIBS)
 # Makes the k-th system call of a kind fail; preloaded by test_checkpoint into its children and by checkpoint_ranks.sh.
 $(BUILD)/shim_io.so: dev/test/shim_io.c Makefile
 	@mkdir -p $(BUILD)
@@ -110,6 +115,9 @@ $(BUILD)/peak_memory: dev/test/peak_memory.c $(HEADERS) Makefile
 	@mkdir -p $(BUILD)
 	$(COMPILE) $< -o $@ $(LIBS)
 $(BUILD)/resave: dev/test/resave.c train_gpt.c $(HEADERS) Makefile
+	@mkdir -p $(BUILD)
+	$(COMPILE) $< -o $@ $(LIBS)
+$(BUILD)/tokenizer_ids: dev/test/tokenizer_ids.c $(HEADERS) Makefile
 	@mkdir -p $(BUILD)
 	$(COMPILE) $< -o $@ $(LIBS)
 $(BUILD)/plot_schedule: dev/plot_schedule.c $(HEADERS) Makefile
@@ -152,6 +160,10 @@ schedules: $(BUILD)/plot_schedule
 bench: train_gpt
 	dev/bench/step.sh
 
+# Hundreds of kills, failing disks and damaged checkpoints; minutes.
+crash: train_gpt
+	dev/test/crash.sh --long
+
 # Every legal layout on 1 to 8 ranks; the covering lists, dev/test/layouts.sh alone, are part of scripts/test.sh.
 layouts-full: $(BUILD)/test_layouts
 	dev/test/layouts.sh --full
@@ -163,4 +175,4 @@ mutants:
 clean:
 	rm -rf $(BUILD) train_gpt train_gpt_asan tokenize tokenize_asan test_gpt test_gpt_asan
 
-.PHONY: all help banner headers syntax $(SYNTAX) format unit unit-asan fuzzers schedules bench layouts-full mutants clean
+.PHONY: all help banner headers syntax $(SYNTAX) format unit unit-asan fuzzers schedules bench crash layouts-full mutants clean

@@ -8,7 +8,7 @@
 #include "llmc/base.h"            // Error, die, clock_ms
 #include "llmc/checkpoint.h"      // checkpoint_find, checkpoint_open
 #include "llmc/checkpoint_read.h" // checkpoint_read
-#include "llmc/checkpoint_save.h" // checkpoint_save
+#include "llmc/checkpoint_save.h" // CheckpointSave, checkpoint_save_begin
 #include "llmc/comm.h"            // Comm, comm_all_reduce
 #include "llmc/cpu/cpu.h"         // device_cpu
 #include "llmc/cpu/threads.h"     // threads_wait_briefly
@@ -24,7 +24,7 @@
 #include "llmc/sampling.h"        // sampling_choose
 #include "llmc/schedule.h"        // Schedule, Action
 #include "llmc/signals.h"         // signals_block, signals_stop_requested
-#include "llmc/tokenizer.h"       // tokenizer_encode, tokenizer_decode
+#include "llmc/tokenizer.h"       // tokenizer_open, tokenizer_encode, tokenizer_decode
 #include "llmc/trace.h"           // Trace, trace_begin
 #include "llmc/zero_comm.h"       // Zero, zero_weights, zero_gradients
 
@@ -735,6 +735,21 @@ static double losses_of(Trainer *t, const MicroBatch *batch) {
 // ----------------------------------------------------------------------------
 // A run: the trainer with its data, its place on disk and its log
 
+// Checkpoints of the run, one at a time under way.
+typedef struct {
+    CheckpointSave save;
+    bool written;          // on all ranks, at the end of the last step: the save under way waits for nothing
+    bool measured;         // the save under way tells what one costs: not the last of a run, for which training waits
+    double began_ms;       // of the save under way
+    double cost_ms;        // time of the main thread that it took
+    double slower_ms;      // what the steps since took longer than step_ms/steps
+    double step_ms, steps; // of steps without a save: sums that forget with a factor of 0.9 per step
+    double interval_s;     // what --mtbf makes of price_s, the last measured cost; 0: not known
+    double price_s;
+    int64_t interval_steps;
+    int64_t next_step; // with --save-every auto
+} Saving;
+
 typedef struct {
     Comm *comm;
     Options options;
@@ -743,7 +758,7 @@ typedef struct {
     TokenSet train_set, val_set;
     Loader train, val;
     Tokenizer tokenizer;
-    bool has_tokenizer; // the token files name one that is built in
+    bool has_tokenizer; // --tokenizer, or the token files name one that is there
     Trainer trainer;
     Monitor monitor;
     int lock;                        // of --out; -1 without
@@ -756,6 +771,8 @@ typedef struct {
     int64_t skipped;                 // steps in a row whose loss or norm was not finite
     bool resumed;
     LoaderPosition start; // where the training data goes on
+    int64_t *sample_ids;  // (global batch) of --log-samples
+    Saving saving;
 } Run;
 
 static bool is_first(const Run *run) { return run->comm->rank == 0; } // the rank that speaks and writes
@@ -764,6 +781,7 @@ static bool is_first(const Run *run) { return run->comm->rank == 0; } // the ran
 static void end_with(Run *run, const Error *error) __attribute__((noreturn));
 static void end_with(Run *run, const Error *error) {
     Error ignored = {0};
+    if (run->saving.save.comm != NULL) (void)checkpoint_save_finish(&run->saving.save, &ignored); // what is begun may still become one
     if (run->comm->size == 1) monitor_close(&run->monitor, &ignored), die_error(error);
     if (is_first(run)) monitor_close(&run->monitor, &ignored), fprintf(stderr, "train_gpt: %s\n", error->text);
     comm_finish(run->comm);
@@ -791,13 +809,16 @@ static void require_all(Run *run, bool good, Error *error) {
 
 static bool due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
 
-// Whether any rank was asked to stop (why, else NULL), and the tokens of all ranks (optional): told between two steps, so that all
-// ranks stop at the same one. `out`: where a file `stop` asks too.
+// Whether any rank was asked to stop (why, else NULL), the tokens of all ranks (optional), and whether all have written what they save: told
+// between two steps, so that all ranks stop, or commit, at the same one. `out`: where a file `stop` asks too.
 static const char *agree_on_stop(Run *run, const char *out, int64_t *tokens) {
     const char *own = signals_stop_requested(is_first(run) ? out : NULL);
-    int64_t sums[2] = {tokens != NULL && layout_speaks(&run->layout) ? *tokens : 0, own != NULL};
-    comm_all_reduce(run->comm->world, sums, 2, COMM_I64, COMM_SUM);
+    const CheckpointSave *save = &run->saving.save;
+    int64_t sums[3] = {tokens != NULL && layout_speaks(&run->layout) ? *tokens : 0, own != NULL,
+                       save->comm != NULL && !checkpoint_save_written(save)};
+    comm_all_reduce(run->comm->world, sums, 3, COMM_I64, COMM_SUM);
     if (tokens != NULL) *tokens = sums[0];
+    run->saving.written = sums[2] == 0;
     return own != NULL ? own : sums[1] > 0 ? "a signal to another rank" : NULL;
 }
 
@@ -868,39 +889,40 @@ static int32_t next_token(Run *run, const int32_t *context, int64_t count, int64
     return (int32_t)id;
 }
 
-// Prints --sample-tokens tokens after the prompt (or after an end of document). Text when the tokenizer is built in, else ids.
+// Prints --sample-tokens tokens after the prompt (or after an end of document). Text when there is a tokenizer, else ids.
 static void generate(Run *run) {
     comm_heartbeat(run->comm, run->step, "generation");
     const Options *o = &run->options;
     const int64_t V = run->config.vocab, limit = o->seq;
-    const int64_t prompt_bytes = o->prompt == NULL ? 0 : (int64_t)strlen(o->prompt);
-    int32_t *ids = base_new((size_t)(prompt_bytes + 1 + o->sample_tokens), sizeof *ids);
+    TokenIds prompt = {0};
+    if (o->prompt != NULL && run->has_tokenizer) tokenizer_encode(&run->tokenizer, o->prompt, (int64_t)strlen(o->prompt), true, &prompt);
+    int64_t count = prompt.count;
+    token_ids_reserve(&prompt, 1 + o->sample_tokens);
+    int32_t *ids = prompt.ids;
     float *logits = base_new((size_t)V, sizeof *logits);
-    int64_t count = prompt_bytes > 0 ? tokenizer_encode(&run->tokenizer, o->prompt, prompt_bytes, ids) : 0;
-    const int64_t shown = count;
-    if (count == 0) ids[count++] = run->train_set.info.eot >= 0 && run->train_set.info.eot < V ? (int32_t)run->train_set.info.eot : 0;
+    const int64_t shown = count, eot = run->train_set.info.eot >= 0 ? run->train_set.info.eot : run->tokenizer.eot;
+    if (count == 0) ids[count++] = eot >= 0 && eot < V ? (int32_t)eot : 0;
     const int64_t begin = count;
-    MonitorJson text = {0};
-    for (int64_t i = 0; i < shown; i++) {
-        char piece[16];
-        monitor_json_bytes_(&text, piece, (size_t)tokenizer_decode(&run->tokenizer, ids[i], piece));
-    }
     for (int64_t i = 0; i < o->sample_tokens; i++) {
         const int64_t from = max_i64(0, count - limit);
         ids[count] = next_token(run, ids + from, count - from, i, logits);
         if (ids[count] < 0) break;
         count++;
     }
-    for (int64_t i = begin; i < count; i++) {
-        char piece[16];
-        const int bytes = run->has_tokenizer ? tokenizer_decode(&run->tokenizer, ids[i], piece) : snprintf(piece, sizeof piece, "%d ", ids[i]);
+    MonitorJson text = {0}; // all of it at once: a character may lie across tokens
+    for (int64_t i = 0; i < count; i++) {
+        char number[16];
+        int64_t bytes;
+        if (i >= shown && i < begin) continue; // the end of document that stands for a prompt
+        const char *piece = run->has_tokenizer ? tokenizer_decode(&run->tokenizer, ids[i], &bytes) : number;
+        if (!run->has_tokenizer) bytes = snprintf(number, sizeof number, "%d ", ids[i]);
         monitor_json_bytes_(&text, piece, (size_t)bytes);
     }
     Error error = {0};
     require(run, !is_first(run) || monitor_sample(&run->monitor, text.text, text.length, &error), &error);
     monitor_json_free(&text);
     free(logits);
-    free(ids);
+    token_ids_free(&prompt);
 }
 
 // ----------------------------------------------------------------------------
@@ -946,36 +968,109 @@ static CheckpointDataFile *data_files(const TokenSet *set) {
     return files;
 }
 
-static void save(Run *run) {
+// Copies what the slices hold to the snapshot, and points them there.
+static void take_snapshot(Trainer *t, CheckpointSlice *slices, int count) {
+    char *at = t->zero.snapshot;
+    for (int i = 0; i < count; i++) {
+        const size_t bytes = (size_t)(slices[i].to - slices[i].from) * dtype_bytes(slices[i].dtype);
+        t->device.copy_out(&t->device, at, slices[i].data, bytes);
+        slices[i].data = at;
+        at += bytes;
+        comm_progress(t->comm);
+    }
+}
+
+// With --save-every auto: when to save next, by the clock of rank 0.
+static void plan_next_save(Run *run) {
+    Saving *saving = &run->saving;
+    const Options *o = &run->options;
+    const double step_s = saving->steps > 0 ? saving->step_ms / saving->steps * 1e-3 : 0;
+    if (!saving->measured) return;
+    if (o->mtbf > 0 && step_s > 0) {
+        saving->price_s = saving->cost_ms * 1e-3;
+        saving->interval_s = checkpoint_interval(saving->price_s, o->mtbf * 3600);
+        saving->interval_steps = (int64_t)fmin(fmax(saving->interval_s / step_s, 1), 1e12);
+    }
+    if (o->save_every != OPTIONS_AUTO) return;
+    saving->next_step = run->step + saving->interval_steps;
+    comm_broadcast(run->comm->world, &saving->next_step, 1, COMM_I64, 0);
+}
+
+// Finishes the save under way, if there is one: commits what the ranks have written. A failed one ends the run; what was there before stays.
+static void finish_save(Run *run) {
+    Saving *saving = &run->saving;
+    if (saving->save.comm == NULL) return;
+    Error error = {0};
+    const int64_t step = saving->save.state.step;
+    const double begin = clock_ms();
     comm_heartbeat(run->comm, run->step, "saving");
+    if (!checkpoint_save_finish(&saving->save, &error)) end_with(run, &error);
+    saving->cost_ms += clock_ms() - begin + fmax(0, saving->slower_ms);
+    plan_next_save(run);
+    if (!is_first(run)) return;
+    MonitorJson *event = monitor_event_begin(&run->monitor, "save");
+    monitor_put_int(event, "saved_step", step);
+    monitor_put_real(event, "cost_ms", saving->cost_ms);
+    monitor_put_real(event, "duration_ms", clock_ms() - saving->began_ms);
+    require(run, monitor_event_end(&run->monitor, &error), &error);
+}
+
+// Begins a save of this step. Where there is a snapshot it is written while training goes on; otherwise, and with `wait`, this returns when
+// the checkpoint is there.
+static void save(Run *run, bool wait) {
+    finish_save(run);
+    Saving *saving = &run->saving;
     Trainer *t = &run->trainer;
     Error error = {0};
     int count;
+    saving->began_ms = clock_ms();
+    comm_heartbeat(run->comm, run->step, "saving");
     const LoaderPosition at = loader_position(&run->train);
     CheckpointSlice *slices = checkpoint_slices(t, true, &count);
+    saving->measured = !wait || !t->zero.config.snapshot;
+    wait = wait || !t->zero.config.snapshot;
+    if (!wait) take_snapshot(t, slices, count);
     CheckpointDataFile *files = data_files(&run->train_set);
-    CheckpointState state = {.step = run->step,
-                             .tokens = run->tokens,
-                             .optimizer_steps = t->optimizer_steps,
-                             .seed = run->options.seed,
-                             .epoch = at.epoch,
-                             .position = at.position,
-                             .row = at.row,
-                             .data_files = files,
-                             .data_file_count = run->train_set.count,
-                             .model = checkpoint_model_json(&run->config),
-                             .flags = checkpoint_flags_json(&run->options)};
-    const double begin = clock_ms();
-    const bool good = checkpoint_save(run->comm, run->options.out, &state, slices, count, run->options.keep, &error);
+    const CheckpointState state = {.step = run->step,
+                                   .tokens = run->tokens,
+                                   .optimizer_steps = t->optimizer_steps,
+                                   .seed = run->options.seed,
+                                   .epoch = at.epoch,
+                                   .position = at.position,
+                                   .row = at.row,
+                                   .data_files = files,
+                                   .data_file_count = run->train_set.count,
+                                   .model = checkpoint_model_json(&run->config),
+                                   .flags = checkpoint_flags_json(&run->options)};
+    const bool good = checkpoint_save_begin(&saving->save, run->comm, run->options.out, &state, slices, count, run->options.keep, &error);
     json_decref(state.model);
     json_decref(state.flags);
     free(files);
     free(slices);
-    require_all(run, good, &error);
-    if (!is_first(run)) return;
-    MonitorJson *event = monitor_event_begin(&run->monitor, "save");
-    monitor_put_real(event, "ms", clock_ms() - begin);
-    require(run, monitor_event_end(&run->monitor, &error), &error);
+    if (!good) end_with(run, &error);
+    saving->written = false;
+    saving->cost_ms = clock_ms() - saving->began_ms, saving->slower_ms = 0;
+    if (wait) finish_save(run);
+}
+
+// Whether a checkpoint is due after this step. With --save-every auto the first comes early, to know what one costs.
+static bool save_due(const Run *run, int64_t step) {
+    enum { FIRST = 10 };
+    const Saving *saving = &run->saving;
+    const int64_t every = run->options.save_every;
+    if (every != OPTIONS_AUTO) return due(every, step);
+    if (saving->save.comm != NULL) return false; // what it costs decides
+    return saving->next_step > 0 ? step >= saving->next_step : step >= run->first_step + FIRST;
+}
+
+// What a step's time tells of the cost of saving.
+static void time_step(Saving *saving, double ms) {
+    if (saving->save.comm == NULL) {
+        saving->step_ms = 0.9 * saving->step_ms + ms;
+        saving->steps = 0.9 * saving->steps + 1;
+    } else if (saving->steps > 0) {
+        saving->slower_ms += ms - saving->step_ms / saving->steps;
+    }
 }
 
 // Finds the checkpoint that --resume names and checks that this run may go on from it. *found: there is one.
@@ -1104,7 +1199,9 @@ static LoaderConfig loader_config(const Run *run, bool training) {
                           .pack = o->pack,
                           .eot = o->given[OPTION_eot]           ? o->eot
                                  : run->train_set.info.eot >= 0 ? run->train_set.info.eot
-                                                                : run->val_set.info.eot,
+                                 : run->val_set.info.eot >= 0   ? run->val_set.info.eot
+                                 : run->has_tokenizer           ? run->tokenizer.eot
+                                                                : -1,
                           .once = !training};
 }
 
@@ -1113,29 +1210,48 @@ static bool prepare_tokens(TokenSet *set, const char *pattern, const char *flag,
     return pattern == NULL || tokens_open(set, pattern, flag, error);
 }
 
-// Vocabulary and tokenizer that the token files name, checked against each other and against --vocab.
+// The tokenizer that the token files name, where it is there: without it a run only lacks text.
+static bool prepare_data_tokenizer(Run *run, Error *error) {
+    const Options *o = &run->options;
+    const TokenSet *set = run->train_set.info.tokenizer[0] != '\0' ? &run->train_set : &run->val_set;
+    const char *name = set->info.tokenizer[0] == '\0' && run->config.vocab == TOKENIZER_BYTE_VOCAB ? "byte" : set->info.tokenizer;
+    char path[4300];
+    Error unknown = {0};
+    run->has_tokenizer = tokenizer_resolve(name, set->count > 0 ? set->files[0].path : "", path) && tokenizer_open(&run->tokenizer, path, &unknown);
+    if (o->prompt == NULL || o->prompt[0] == '\0' || run->has_tokenizer) return true;
+    if (unknown.code != 0) return fail(error, unknown.code, "--prompt: the tokenizer of the data: %s", unknown.text);
+    return fail(error, CODE_USAGE, "--prompt: the tokenizer of the data (%.100s) is not there, wanted --tokenizer",
+                name[0] != '\0' ? name : "unknown");
+}
+
+// Vocabulary and tokenizer, of --tokenizer or of the token files, checked against each other and against --vocab.
 static bool prepare_vocabulary(Run *run, Error *error) {
     const TokenInfo *train = &run->train_set.info, *val = &run->val_set.info;
-    const int64_t named = train->vocab > 0 ? train->vocab : val->vocab;
+    const char *path = run->options.tokenizer;
+    int64_t named = train->vocab > 0 ? train->vocab : val->vocab;
     if (train->vocab > 0 && val->vocab > 0 && train->vocab != val->vocab) {
         return fail(error, CODE_INPUT, "--val: its vocabulary has %lld tokens, that of --train %lld: not made by the same tokenizer",
                     (long long)val->vocab, (long long)train->vocab);
     }
-    if (!model_configure(&run->config, &run->options, named, error)) return false;
+    if (path != NULL) {
+        if (!tokenizer_open(&run->tokenizer, path, error)) return false;
+        run->has_tokenizer = true;
+    }
+    if (!model_configure(&run->config, &run->options, named > 0 ? named : run->tokenizer.vocab, error)) return false;
+    if (path == NULL && !prepare_data_tokenizer(run, error)) return false;
+    if (run->tokenizer.kind == TOKENIZER_BPE && named > 0 && named != run->tokenizer.vocab) {
+        return fail(error, CODE_INPUT, "--tokenizer: has %lld tokens, the token files say %lld: not the tokenizer that made them",
+                    (long long)run->tokenizer.vocab, (long long)named);
+    }
     if (run->config.vocab < named) {
         return fail(error, CODE_USAGE, "--vocab: got %lld, the token files need %lld", (long long)run->config.vocab, (long long)named);
+    }
+    if (run->config.vocab < run->tokenizer.vocab) {
+        return fail(error, CODE_USAGE, "--vocab: got %lld, the tokenizer has %lld", (long long)run->config.vocab, (long long)run->tokenizer.vocab);
     }
     if (run->options.given[OPTION_eot] && run->options.eot >= run->config.vocab) {
         return fail(error, CODE_USAGE, "--eot: got %lld, wanted an id below the vocabulary of %lld", (long long)run->options.eot,
                     (long long)run->config.vocab);
-    }
-    const char *name = train->tokenizer[0] != '\0' ? train->tokenizer : val->tokenizer;
-    if (name[0] == '\0' && run->config.vocab == TOKENIZER_BYTE_VOCAB) name = "byte";
-    Error unknown = {0};
-    run->has_tokenizer = name[0] != '\0' && tokenizer_open(&run->tokenizer, name, &unknown);
-    if (run->options.prompt != NULL && run->options.prompt[0] != '\0' && !run->has_tokenizer) {
-        return fail(error, CODE_USAGE, "--prompt: the tokenizer of the data (%s) is not built in, wanted byte-level tokens",
-                    name[0] != '\0' ? name : "unknown");
     }
     return true;
 }
@@ -1159,6 +1275,7 @@ static bool prepare_layout(Run *run, Error *error) {
 static bool prepare(Run *run, Error *error) {
     Options *o = &run->options;
     int64_t first, last;
+    if (o->save_every == OPTIONS_AUTO && o->mtbf == 0) return fail(error, CODE_USAGE, "--save-every auto: wanted --mtbf HOURS with it");
     if (o->trace != NULL && !trace_parse(o->trace, &first, &last, error)) return false;
     if (o->trace != NULL && o->out == NULL) return fail(error, CODE_USAGE, "--trace: wanted --out, the directory that gets trace.json");
     if (o->train == NULL && o->steps > 0 && !o->dry_run) {
@@ -1217,20 +1334,27 @@ static void banner(const Run *run, const PlanInput *plan) {
     fflush(stdout);
 }
 
+// The ids of the whole global batch, in its order: replica after replica.
+static void gather_sample_ids(Run *run, const StepBatch *batch) {
+    comm_all_gather(run->trainer.groups[LAYOUT_DP], run->sample_ids, batch->sample_ids, batch->sequences, COMM_I64);
+}
+
 // The record of a step; a step that was skipped is told, and after --bad-steps in a row the run ends.
 static void record_step(Run *run, const StepBatch *batch, const StepState *result, int64_t tokens, double ms) {
     const Options *o = &run->options;
     Error error = {0};
     run->step++;
     run->tokens += tokens;
+    time_step(&run->saving, ms);
+    if (o->log_samples) gather_sample_ids(run, batch);
     const StepRecord record = {.step = run->step,
                                .loss = result->loss_sum,
                                .grad_norm = result->grad_norm,
                                .lr = result->lr,
                                .tokens = tokens,
                                .ms = ms,
-                               .samples = o->log_samples ? batch->sample_ids : NULL,
-                               .sample_count = batch->sequences};
+                               .samples = run->sample_ids,
+                               .sample_count = o->global_batch};
     require(run, !is_first(run) || monitor_step(&run->monitor, &record, &error), &error);
     run->skipped = result->skip ? run->skipped + 1 : 0;
     if (!result->skip) return;
@@ -1260,7 +1384,7 @@ static void record_end(Run *run, bool finished) {
                        .grad_bytes = bytes.grad_bytes,
                        .optim_bytes = bytes.optim_bytes + bytes.master_bytes,
                        .activation_peak_bytes = t->arena_bytes,
-                       .buffer_bytes = bytes.buffer_bytes,
+                       .buffer_bytes = bytes.buffer_bytes + bytes.snapshot_bytes,
                        .resident_start_bytes = run->resident_start_bytes};
     size_t now_bytes;
     monitor_resident(&now_bytes, &own.resident_peak_bytes);
@@ -1274,6 +1398,14 @@ static void record_end(Run *run, bool finished) {
         require(run, monitor_close(&run->monitor, &error), &error);
     }
     free(ranks);
+}
+
+// What --mtbf makes of the measured cost of a save.
+static void say_interval(Run *run) {
+    const Saving *saving = &run->saving;
+    if (!is_first(run) || saving->interval_steps == 0) return;
+    monitor_say(&run->monitor, "a save costs %.3g s of training; at a failure every %.3g hours one every %lld step%s (%.3g s) loses the least",
+                saving->price_s, run->options.mtbf, (long long)saving->interval_steps, saving->interval_steps == 1 ? "" : "s", saving->interval_s);
 }
 
 // Before (-1) and after (1) a step: what it communicated is the difference.
@@ -1299,10 +1431,12 @@ static void write_trace(Run *run, bool ending) {
 // Gives everything back.
 static void run_close(Run *run) {
     trainer_free(&run->trainer);
+    free(run->sample_ids);
     loader_close(&run->train);
     loader_close(&run->val);
     tokens_close(&run->train_set);
     tokens_close(&run->val_set);
+    tokenizer_close(&run->tokenizer);
     if (run->lock >= 0) close(run->lock);
     layout_free(&run->layout);
     options_free(&run->options);
@@ -1336,6 +1470,7 @@ static void begin(Run *run, const Model *model, Checkpoint *checkpoint, const Pl
     trainer_init_parameters(t);
     if (checkpoint != NULL) load(run, checkpoint), checkpoint_close(checkpoint);
     if (checkpoint == NULL && o->init_from != NULL) load_weights(run);
+    if (o->log_samples) run->sample_ids = base_new((size_t)o->global_batch, sizeof *run->sample_ids);
     t->peak_flops = t->device.matmul_rate(&t->device, t->dtype);
     // A run that only looks (--steps 0) at an existing checkpoint leaves its log alone.
     const char *log = checkpoint != NULL && o->steps == 0 ? NULL : o->out;
@@ -1424,7 +1559,8 @@ int main(int argc, char **argv) {
         write_trace(&run, stop != NULL);
 
         const bool last = step == o->steps;
-        if (o->out != NULL && (due(o->save_every, step) || (last && o->save_every > 0) || stop != NULL)) save(&run);
+        if (run.saving.written || stop != NULL) finish_save(&run);
+        if (o->out != NULL && (save_due(&run, step) || (last && o->save_every != 0) || stop != NULL)) save(&run, last || stop != NULL);
         if (due(o->val_every, step) && !last && stop == NULL) validate(&run);
         if (due(o->sample_every, step) && !last && stop == NULL) generate(&run);
     }
@@ -1434,6 +1570,7 @@ int main(int argc, char **argv) {
     }
     write_trace(&run, true);
     if (stop == NULL) stop = agree_on_stop(&run, NULL, NULL); // in the last validation: the next --resume auto finishes the run
+    say_interval(&run);
     record_end(&run, stop == NULL);
     if (stop != NULL && is_first(&run)) {
         fprintf(stderr, "train_gpt: stopped by %s after step %lld%s\n", stop, (long long)run.step, o->out != NULL && run.step > 0 ? ", saved" : "");

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Text files or .jsonl -> BPE token files for train_gpt (the byte tokenizer needs no Python: ./tokenize).
+"""Text files or .jsonl -> BPE token files for train_gpt. Bytes, and a BPE that is there, need no Python: ./tokenize.
 
   data/text.py --out NAME FILE...                  trains a BPE on the text, saves it as NAME.tokenizer.json
   data/text.py --out NAME --tokenizer T.json ...   uses an existing one (the format of Hugging Face's tokenizers)
@@ -16,6 +16,7 @@ import os
 import sys
 
 EOT = "<|endoftext|>"
+LONGEST_NAME = 256  # bytes, that train_gpt reads
 
 
 def stop(message, code=3):
@@ -117,7 +118,14 @@ def open_tokenizer(options):
     # Text that spells a special token is text: it must not end documents.
     bpe.encode_special_tokens = True
     vocab = bpe.get_vocab_size(with_added_tokens=True)
-    return lambda text: bpe.encode(text, add_special_tokens=False).ids, vocab, eot, "bpe"
+    return lambda text: bpe.encode(text, add_special_tokens=False).ids, vocab, eot, name_of(options.tokenizer or options.out + ".tokenizer.json", options.out)
+
+
+def name_of(path, out):
+    """How the .json names a tokenizer: by its path from the token file's directory when it lies there or below, else by its absolute path."""
+    path, folder = os.path.realpath(path), os.path.realpath(os.path.dirname(out) or ".")
+    name = os.path.relpath(path, folder) if path.startswith(folder + os.sep) else path
+    return name if len(name.encode()) < LONGEST_NAME else "bpe"
 
 
 def main():

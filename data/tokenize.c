@@ -1,27 +1,27 @@
-// tokenize.c: text or .jsonl -> token files for train_gpt, with the byte tokenizer (ids 0..255, 256 ends a document).
-// Streams: memory is constant but for one line of .jsonl. Writes NAME.bin (llm.c's uint16 form) and NAME.json beside it,
-// first under a temporary name. Text is taken verbatim: CR, NUL and bytes that are not UTF-8 are tokens like others.
-// Also shows what a token file holds. Other tokenizers: data/text.py.
+// tokenize.c: text or .jsonl -> token files for train_gpt, with the byte tokenizer (ids 0..255, 256 ends a document) or a byte-level BPE
+// from a file. Streams: memory is bounded but for one line of .jsonl and, with a BPE, for text without spaces and newlines to cut it at. Writes
+// NAME.bin (llm.c's uint16 form, or uint32 for large vocabularies) and NAME.json beside it, first under a temporary name. Text is taken
+// verbatim: CR, NUL and bytes that are not UTF-8 are kept. Also shows what a token file holds. Training a BPE: data/text.py.
 
 #include "llmc/base.h"      // Error, fail, CODE_*
-#include "llmc/tokenizer.h" // tokenizer_byte
+#include "llmc/tokenizer.h" // tokenizer_open, tokenizer_encode
 #include "llmc/tokens.h"    // TOKENS_*, tokens_open
-#include <jansson.h>        // json_loadb, json_dumpf
+#include <jansson.h>        // json_loadb, json_pack, json_dumpf
 
 typedef enum { SPLIT_FILE, SPLIT_BLANK, SPLIT_LINES } TextSplit;
 
 typedef struct {
-    const char *out, *show, *field;
+    const char *out, *show, *field, *tokenizer, *eot;
     char **inputs;
     int input_count;
     TextSplit split;
-    bool jsonl, tail;
+    bool jsonl, tail, tokenizer_given;
     double val_fraction;
     int64_t shard_tokens, from, count;
 } Config;
 
 static void usage(FILE *file) {
-    fprintf(file, "tokenize: text -> token files, a token per byte\n"
+    fprintf(file, "tokenize: text -> token files\n"
                   "  ./tokenize [flags] --out NAME INPUT...   writes NAME.bin and NAME.json (- reads the standard input)\n"
                   "  ./tokenize --show FILE.bin [--from N] [--count N]   writes the text of tokens N.. to the standard output\n\n"
                   "documents: each input is one, unless\n"
@@ -29,6 +29,10 @@ static void usage(FILE *file) {
                   "  --split-on-blank    blank lines separate documents\n"
                   "  --jsonl             a line is a JSON object with a text (assumed for names ending in .jsonl)\n"
                   "  --field NAME        its field [text]\n\n"
+                  "tokens\n"
+                  "  --tokenizer PATH    a byte-level BPE: tokenizer.json, or a directory with it or with vocab.json and merges.txt [byte]\n"
+                  "  --eot TEXT          the special token that ends a document [<|endoftext|>, <|end_of_text|>, ...: what the tokenizer has]\n"
+                  "                      text that spells special tokens stays text\n\n"
                   "output\n"
                   "  --val-fraction X    writes NAME_train and NAME_val: every 1/X-th document is held out\n"
                   "  --val-tail          holds out the last X of the input bytes instead (a single input is cut in two)\n"
@@ -42,9 +46,11 @@ static void usage(FILE *file) {
 typedef struct {
     char name[4200]; // without .bin
     int64_t shard_tokens;
-    FILE *file;        // the current shard, under its temporary name
-    int64_t tokens;    // of the shard
-    int64_t documents; // that end in the shard
+    const Tokenizer *tokenizer;
+    const char *tokenizer_name; // for the .json
+    FILE *file;                 // the current shard, under its temporary name
+    int64_t tokens;             // of the shard
+    int64_t documents;          // that end in the shard
     int shard;
     int64_t all_tokens, all_documents;
 } Writer;
@@ -69,11 +75,16 @@ static bool writer_open_(Writer *writer, Error *error) {
 static bool writer_sidecar_(const Writer *writer, const char *path, Error *error) {
     FILE *file = fopen(path, "wb");
     if (file == NULL) return writer_failed_(path, error);
-    bool good = fprintf(file, "{\"tokenizer\": \"byte\", \"vocab_size\": %d, \"eot_id\": %d, \"documents\": %lld}\n", TOKENIZER_BYTE_VOCAB,
-                        TOKENIZER_BYTE_EOT, (long long)writer->documents) > 0;
+    json_t *facts = json_pack("{s:s, s:I, s:i, s:I}", "tokenizer", writer->tokenizer_name, "vocab_size", (json_int_t)writer->tokenizer->vocab,
+                              "eot_id", (int)writer->tokenizer->eot, "documents", (json_int_t)writer->documents);
+    bool good = facts != NULL && json_dumpf(facts, file, 0) == 0 && fputc('\n', file) != EOF;
+    json_decref(facts);
     good = fclose(file) == 0 && good;
     return good || writer_failed_(path, error);
 }
+
+// Ids of small vocabularies take two bytes.
+static bool writer_narrow_(const Writer *writer) { return writer->tokenizer->vocab <= 65536; }
 
 // Completes the current shard: header, sidecar, final names. `more`: another one follows, so that this one is numbered.
 static bool writer_finish_(Writer *writer, bool more, Error *error) {
@@ -83,7 +94,9 @@ static bool writer_finish_(Writer *writer, bool more, Error *error) {
     writer_path_(writer, false, ".json.tmp", sidecar_temporary);
     writer_path_(writer, numbered, ".bin", final);
     writer_path_(writer, numbered, ".json", sidecar);
-    const int32_t header[3] = {TOKENS_MAGIC_U16, TOKENS_VERSION_U16, (int32_t)writer->tokens};
+    const bool narrow = writer_narrow_(writer);
+    const int32_t header[3] = {narrow ? TOKENS_MAGIC_U16 : TOKENS_MAGIC_U32, narrow ? TOKENS_VERSION_U16 : TOKENS_VERSION_U32,
+                               (int32_t)writer->tokens};
     bool good = fseek(writer->file, 0, SEEK_SET) == 0 && fwrite(header, sizeof header, 1, writer->file) == 1;
     good = fclose(writer->file) == 0 && good;
     writer->file = NULL;
@@ -113,8 +126,10 @@ static bool writer_put_(Writer *writer, const int32_t *ids, int64_t count, Error
         if (writer->file == NULL && !writer_open_(writer, error)) return false;
         uint16_t packed[4096];
         const int64_t n = min_i64(min_i64(count, 4096), writer->shard_tokens - writer->tokens);
-        for (int64_t i = 0; i < n; i++) packed[i] = (uint16_t)ids[i];
-        if (fwrite(packed, sizeof packed[0], (size_t)n, writer->file) != (size_t)n) return writer_failed_(writer->name, error);
+        const bool narrow = writer_narrow_(writer);
+        for (int64_t i = 0; narrow && i < n; i++) packed[i] = (uint16_t)ids[i];
+        const void *from = narrow ? (const void *)packed : ids;
+        if (fwrite(from, narrow ? 2 : 4, (size_t)n, writer->file) != (size_t)n) return writer_failed_(writer->name, error);
         writer->tokens += n;
         writer->all_tokens += n;
         ids += n;
@@ -129,6 +144,9 @@ static bool writer_put_(Writer *writer, const int32_t *ids, int64_t count, Error
 typedef struct {
     const Config *config;
     Tokenizer tokenizer;
+    char *text; // of the current document, not yet encoded
+    int64_t text_bytes, text_capacity;
+    TokenIds ids;
     Writer train, val;
     Writer *current; // of the document that is being read
     bool open;       // it has bytes
@@ -140,11 +158,20 @@ static bool job_in_tail_(const Job *job) {
     return job->config->tail && (double)job->bytes_read >= (1.0 - job->config->val_fraction) * (double)job->bytes_total;
 }
 
+// Encodes the first `bytes` of the text that waits, and keeps the rest.
+static bool job_encode_(Job *job, int64_t bytes, Error *error) {
+    job->ids.count = 0;
+    tokenizer_encode(&job->tokenizer, job->text, bytes, false, &job->ids);
+    job->text_bytes -= bytes;
+    memmove(job->text, job->text + bytes, (size_t)job->text_bytes);
+    return writer_put_(job->current, job->ids.ids, job->ids.count, error);
+}
+
 static bool job_end_document_(Job *job, Error *error) {
     if (!job->open) return true; // empty documents leave nothing
     job->open = false;
     job->documents++;
-    if (!writer_put_(job->current, &job->tokenizer.eot, 1, error)) return false;
+    if (!job_encode_(job, job->text_bytes, error) || !writer_put_(job->current, &job->tokenizer.eot, 1, error)) return false;
     job->current->documents++;
     job->current->all_documents++;
     return true;
@@ -159,12 +186,20 @@ static bool job_text_(Job *job, const char *text, int64_t bytes, Error *error) {
         job->current = spread || job_in_tail_(job) ? &job->val : &job->train;
         job->open = true;
     }
+    // Text waits until there is enough for all threads; where it can be cut is looked for every so many bytes.
+    enum { AT_ONCE_BYTES = 1 << 22, PIECE_BYTES = 1 << 16 };
     while (bytes > 0) {
-        int32_t ids[4096];
-        const int64_t n = tokenizer_encode(&job->tokenizer, text, min_i64(bytes, 4096), ids);
-        if (!writer_put_(job->current, ids, n, error)) return false;
+        const int64_t n = min_i64(bytes, PIECE_BYTES), before = job->text_bytes, whole = before + n;
+        if (whole > BPE_TEXT_LIMIT)
+            return fail(error, CODE_INPUT, "more than %d bytes of text without a space or newline to cut it at", BPE_TEXT_LIMIT);
+        if (whole > job->text_capacity) job->text = base_grow(job->text, (size_t)(job->text_capacity = 2 * whole), 1);
+        memcpy(job->text + before, text, (size_t)n);
+        job->text_bytes = whole;
         text += n;
         bytes -= n;
+        if (whole / AT_ONCE_BYTES == before / AT_ONCE_BYTES) continue;
+        const int64_t cut = tokenizer_cut(&job->tokenizer, job->text, whole);
+        if (cut > 0 && !job_encode_(job, cut, error)) return false;
     }
     return true;
 }
@@ -318,9 +353,47 @@ static bool job_run_(Job *job, Error *error) {
     return c->val_fraction == 0 || writer_finish_(&job->val, false, error);
 }
 
+static bool open_tokenizer(const Config *config, Tokenizer *tokenizer, Error *error) {
+    if (!tokenizer_open(tokenizer, config->tokenizer, error)) return false;
+    if (config->eot != NULL) tokenizer->eot = tokenizer_special(tokenizer, config->eot);
+    if (tokenizer->eot >= 0) return true;
+    if (config->eot != NULL) {
+        fail(error, CODE_USAGE, "--eot: got '%.100s', wanted a special token of the tokenizer", config->eot);
+    } else {
+        fail(error, CODE_USAGE, "--eot: %.300s has no token with a usual name, such as <|endoftext|>: wanted the text of one that ends a document",
+             config->tokenizer);
+    }
+    return tokenizer_close(tokenizer), false;
+}
+
+// How the .json names the tokenizer: by its path from the token file's directory when it lies there or below, else by its absolute path, or,
+// when that is too long for a token file, "bpe".
+static void tokenizer_name_for(const Config *config, char name[4300]) {
+    snprintf(name, 4300, "%s", config->tokenizer);
+    if (strcmp(name, "byte") == 0) return;
+    char folder[4300];
+    snprintf(folder, sizeof folder, "%s", config->out);
+    char *slash = strrchr(folder, '/');
+    snprintf(slash != NULL ? slash + 1 : folder, 2, ".");
+    char *path = realpath(config->tokenizer, NULL), *beside = realpath(folder, NULL);
+    if (path != NULL) {
+        const size_t length = beside != NULL ? strlen(beside) : 0;
+        const bool below = length > 1 && strncmp(path, beside, length) == 0 && path[length] == '/';
+        snprintf(name, 4300, "%s", below ? path + length + 1 : path);
+    }
+    free(path);
+    free(beside);
+    if (strlen(name) >= sizeof((TokenInfo *)0)->tokenizer || strcmp(name, "byte") == 0) strcpy(name, "bpe");
+}
+
 static bool tokenize(const Config *config, Error *error) {
     Job *job = base_new(1, sizeof *job);
-    *job = (Job){.config = config, .tokenizer = tokenizer_byte()};
+    char name[4300];
+    *job = (Job){.config = config};
+    if (!open_tokenizer(config, &job->tokenizer, error)) return free(job), false;
+    tokenizer_name_for(config, name);
+    job->train.tokenizer = job->val.tokenizer = &job->tokenizer;
+    job->train.tokenizer_name = job->val.tokenizer_name = name;
     job->train.shard_tokens = job->val.shard_tokens = config->shard_tokens;
     snprintf(job->train.name, sizeof job->train.name, "%s%s", config->out, config->val_fraction > 0 ? "_train" : "");
     snprintf(job->val.name, sizeof job->val.name, "%s_val", config->out);
@@ -329,16 +402,21 @@ static bool tokenize(const Config *config, Error *error) {
         writer_abandon_(&job->train);
         if (config->val_fraction > 0) writer_abandon_(&job->val);
     }
+    tokenizer_close(&job->tokenizer);
+    token_ids_free(&job->ids);
+    free(job->text);
     free(job);
     return good;
 }
 
-// Text of the byte tokenizer; ids, a line each, of others.
+// Text when the tokenizer is known, by --tokenizer or beside the token file; else ids, a line each.
 static bool show(const Config *config, Error *error) {
     TokenSet set;
+    Tokenizer tokenizer = {0};
+    char path[4300];
     if (!tokens_open(&set, config->show, "--show", error)) return false;
-    const bool byte = strcmp(set.info.tokenizer, "byte") == 0;
-    const Tokenizer tokenizer = tokenizer_byte();
+    const char *name = config->tokenizer_given ? config->tokenizer : tokenizer_resolve(set.info.tokenizer, set.files[0].path, path) ? path : NULL;
+    if (name != NULL && !tokenizer_open(&tokenizer, name, error)) return tokens_close(&set), false;
     bool good = config->from <= set.tokens ||
                 fail(error, CODE_USAGE, "--from: got %lld, wanted at most the file's %lld tokens", (long long)config->from, (long long)set.tokens);
     int64_t left = good ? min_i64(config->count, set.tokens - config->from) : 0;
@@ -348,9 +426,10 @@ static bool show(const Config *config, Error *error) {
         const int64_t n = min_i64(min_i64(left, 4096), file->start + file->tokens - at);
         good = tokens_read(&set, at, n, ids, error);
         for (int64_t i = 0; good && i < n; i++) {
-            char text[16];
-            if (byte) {
-                fwrite(text, 1, (size_t)tokenizer_decode(&tokenizer, ids[i], text), stdout);
+            int64_t bytes;
+            const char *text = name != NULL ? tokenizer_decode(&tokenizer, ids[i], &bytes) : NULL;
+            if (text != NULL) {
+                fwrite(text, 1, (size_t)bytes, stdout);
             } else {
                 printf("%d\n", ids[i]);
             }
@@ -359,6 +438,7 @@ static bool show(const Config *config, Error *error) {
         left -= n;
     }
     tokens_close(&set);
+    tokenizer_close(&tokenizer);
     return good;
 }
 
@@ -386,6 +466,8 @@ static bool parse_value(Config *config, const char *flag, const char *value, Err
     }
     if (strcmp(flag, "--show") == 0) return config->show = value, true;
     if (strcmp(flag, "--field") == 0) return config->field = value, true;
+    if (strcmp(flag, "--tokenizer") == 0) return config->tokenizer = value, config->tokenizer_given = true;
+    if (strcmp(flag, "--eot") == 0) return config->eot = value, true;
     if (strcmp(flag, "--shard-tokens") == 0) return parse_number(flag, value, 1, INT32_MAX, &config->shard_tokens, error);
     if (strcmp(flag, "--from") == 0) return parse_number(flag, value, 0, INT64_MAX, &config->from, error);
     if (strcmp(flag, "--count") == 0) return parse_number(flag, value, 0, INT64_MAX, &config->count, error);
@@ -399,8 +481,9 @@ static bool parse_value(Config *config, const char *flag, const char *value, Err
 }
 
 static bool parse(Config *config, int argc, char **argv, Error *error) {
-    static const char *const with_value[] = {"--out", "--show", "--field", "--shard-tokens", "--from", "--count", "--val-fraction"};
-    *config = (Config){.field = "text", .shard_tokens = INT32_MAX, .count = INT64_MAX, .inputs = argv};
+    static const char *const with_value[] = {"--out",   "--show",         "--field",     "--shard-tokens", "--from",
+                                             "--count", "--val-fraction", "--tokenizer", "--eot"};
+    *config = (Config){.field = "text", .shard_tokens = INT32_MAX, .count = INT64_MAX, .inputs = argv, .tokenizer = "byte"};
     bool flags = true; // until --
     for (int i = 1; i < argc; i++) {
         char *word = argv[i];

@@ -1,4 +1,5 @@
-// checkpoint_save.h: saving a checkpoint by all ranks of a job, with an atomic commit, and deleting old ones.
+// checkpoint_save.h: saving a checkpoint by all ranks of a job, with an atomic commit, and deleting old ones. A thread of each rank writes while
+// the caller goes on; it touches host memory and files only. When to save is decided elsewhere.
 //
 // Commit: every rank writes and syncs its file in step_N.tmp/; sizes and hashes come to rank 0, which writes the manifest there, syncs
 // it, renames the directory to step_N and syncs OUT. Deleting comes after, through step_M.old. Leftovers are removed by the next save.
@@ -8,6 +9,9 @@
 
 #include "llmc/checkpoint.h"  // CheckpointSlice, checkpoint_agree_, checkpoint_pulse_
 #include "llmc/safetensors.h" // safetensors_write_*
+#include <pthread.h>          // pthread_create
+#include <signal.h>           // pthread_sigmask
+#include <stdatomic.h>        // atomic_bool
 #include <sys/statvfs.h>      // statvfs
 
 enum { CHECKPOINT_SYNC_BYTES = 256 << 20 }; // no sync has more to write than this, so none takes as long as a watchdog waits
@@ -194,25 +198,47 @@ static inline bool checkpoint_prepare_(CheckpointPlan_ *plan, const int64_t *cou
            (mkdir(temporary, 0777) == 0 || fail(error, CODE_IO, "%s: cannot create the directory: %s", temporary, strerror(errno)));
 }
 
-// A slice's data; between chunks a sign of life, and a sync where much is not on the disk yet.
-static inline bool checkpoint_write_slice_(SafetensorsWriter *writer, const CheckpointSlice *s, int64_t *unsynced, CheckpointPulse_ *pulse,
+// ----------------------------------------------------------------------------
+// A save: begun by all ranks, written by a thread of each, finished by all ranks
+
+typedef struct {
+    Comm *comm;                // NULL: no save is under way
+    char *out, *temporary;     // temporary: OUT/step_N.tmp
+    CheckpointState state;     // with a copy of the list of data files
+    CheckpointDataFile *files; // that list; the paths are the caller's
+    int64_t keep;
+    int64_t *counts;       // (ranks) slices that are not empty
+    CheckpointPlan_ plan;  // on rank 0
+    CheckpointSlice *mine; // (count)
+    int count;
+    pthread_t thread;
+    bool joinable;
+    atomic_llong progress; // of the thread: chunks written, syncs done
+    atomic_bool written;   // until then, what follows is the thread's
+    ManifestFile file;
+    bool good;
+    Error error;
+} CheckpointSave;
+
+// A slice's data; a sync where much is not on the disk yet.
+static inline bool checkpoint_write_slice_(SafetensorsWriter *writer, const CheckpointSlice *s, int64_t *unsynced, atomic_llong *progress,
                                            Error *error) {
     const int64_t bytes = (s->to - s->from) * (int64_t)dtype_bytes(s->dtype);
     for (int64_t at = 0; at < bytes; at += FILES_CHUNK_BYTES) {
         const int64_t span = min_i64(FILES_CHUNK_BYTES, bytes - at);
         if (!safetensors_write(writer, (const char *)s->data + at, (size_t)span, error)) return false;
-        checkpoint_pulse_(pulse);
+        atomic_fetch_add(progress, 1);
         *unsynced += span;
         if (*unsynced < CHECKPOINT_SYNC_BYTES) continue;
         if (!file_sync(writer->file.fd, writer->file.path, error)) return false;
-        checkpoint_pulse_(pulse);
+        atomic_fetch_add(progress, 1);
         *unsynced = 0;
     }
     return true;
 }
 
 // This rank's file, synced: whole tensors keep their shape, parts are rows of elements.
-static inline bool checkpoint_write_(const char *path, const CheckpointSlice *slices, int count, CheckpointPulse_ *pulse, ManifestFile *file,
+static inline bool checkpoint_write_(const char *path, const CheckpointSlice *slices, int count, atomic_llong *progress, ManifestFile *file,
                                      Error *error) {
     SafetensorsEntry *entries = base_new((size_t)count, sizeof *entries);
     int entry_count = 0;
@@ -228,10 +254,22 @@ static inline bool checkpoint_write_(const char *path, const CheckpointSlice *sl
     free(entries);
     if (!good) return false;
     int64_t unsynced = 0;
-    for (int i = 0; good && i < count; i++) good = checkpoint_write_slice_(&writer, &slices[i], &unsynced, pulse, error);
+    for (int i = 0; good && i < count; i++) good = checkpoint_write_slice_(&writer, &slices[i], &unsynced, progress, error);
     if (good) return safetensors_write_end(&writer, &file->bytes, file->xxh3, error);
     safetensors_write_abandon(&writer);
     return false;
+}
+
+// The thread: files and host memory only.
+static inline void *checkpoint_thread_(void *argument) {
+    CheckpointSave *save = argument;
+    char name[CHECKPOINT_NAME_CHARS];
+    checkpoint_file_name_(save->comm->rank, name);
+    char *path = path_join(save->temporary, name);
+    save->good = checkpoint_write_(path, save->mine, save->count, &save->progress, &save->file, &save->error);
+    free(path);
+    atomic_store(&save->written, true);
+    return NULL;
 }
 
 // Writes the manifest and syncs it and the names.
@@ -272,72 +310,135 @@ typedef struct {
     char xxh3[FILES_HASH_CHARS];
 } CheckpointWritten_;
 
-// Writes the files of all ranks into the prepared directory; on rank 0 the plan then holds their sizes and hashes.
-static inline bool checkpoint_write_files_(Comm *comm, const char *temporary, const CheckpointSlice *slices, int count, const int64_t *counts,
-                                           CheckpointPlan_ *plan, Error *error) {
-    CheckpointPulse_ pulse = {.comm = comm, .began_ms = clock_ms()};
-    ManifestFile file = {0};
-    Error own = {0};
-    bool good = true;
-    if (counts[comm->rank] > 0) {
-        char name[CHECKPOINT_NAME_CHARS];
-        checkpoint_file_name_(comm->rank, name);
-        char *path = path_join(temporary, name);
-        good = checkpoint_write_(path, slices, count, &pulse, &file, &own);
-        free(path);
-    }
-    checkpoint_pulse_end_(&pulse);
+// Puts the sizes and hashes of all ranks' files into rank 0's plan; an error where a rank could not write.
+static inline bool checkpoint_gather_files_(CheckpointSave *save, Error *error) {
+    Comm *comm = save->comm;
     CheckpointWritten_ written, *all = base_new((size_t)comm->size, sizeof *all);
     memset(&written, 0, sizeof written); // padding travels too
-    written.bytes = file.bytes;
-    memcpy(written.xxh3, file.xxh3, sizeof written.xxh3);
+    written.bytes = save->file.bytes;
+    memcpy(written.xxh3, save->file.xxh3, sizeof written.xxh3);
     comm_all_gather(comm->world, all, &written, (int64_t)sizeof written, COMM_BYTE);
     for (int r = 0; comm->rank == 0 && r < comm->size; r++) {
-        if (counts[r] == 0) continue;
-        ManifestFile *entry = &plan->manifest.files[plan->file_of[r]];
+        if (save->counts[r] == 0) continue;
+        ManifestFile *entry = &save->plan.manifest.files[save->plan.file_of[r]];
         entry->bytes = all[r].bytes;
         memcpy(entry->xxh3, all[r].xxh3, sizeof entry->xxh3);
     }
     free(all);
-    return checkpoint_agree_(comm, good, &own, error);
+    return checkpoint_agree_(comm, save->good, &save->error, error);
 }
 
-// Writes OUT/step_N from the ranks' slices, which together tile every tensor (at most one of a tensor on a rank), and deletes old
-// ones so that `keep` remain (0: all). OUT exists and is locked by the caller. After a failure the checkpoints that were there
-// are as they were.
-static inline bool checkpoint_save(Comm *comm, const char *out, const CheckpointState *state, const CheckpointSlice *slices, int count,
-                                   int64_t keep, Error *error) {
-    char name[48], temporary_name[48], old_name[48];
-    checkpoint_name_(state->step, "", name);
-    checkpoint_name_(state->step, ".tmp", temporary_name);
-    checkpoint_name_(state->step, ".old", old_name);
-    char *final = path_join(out, name), *temporary = path_join(out, temporary_name), *old = path_join(out, old_name);
-    int64_t *counts = base_new((size_t)comm->size, sizeof *counts);
-    CheckpointPlan_ plan = {0};
+static inline void checkpoint_save_free_(CheckpointSave *save) {
+    checkpoint_plan_free_(&save->plan);
+    json_decref(save->state.model);
+    json_decref(save->state.flags);
+    free(save->files);
+    free(save->counts);
+    free(save->mine);
+    free(save->out);
+    free(save->temporary);
+    memset(save, 0, sizeof *save);
+}
+
+// Begins a save of OUT/step_N from the ranks' slices, which together tile every tensor (at most one of a tensor on a rank): a thread writes
+// this rank's file while the caller goes on. The slices' data and the paths of the state stay as they are, and `save`, all zero before, stays
+// where it is, until checkpoint_save_finish. OUT exists and is locked by the caller. After an error nothing is under way.
+static inline bool checkpoint_save_begin(CheckpointSave *save, Comm *comm, const char *out, const CheckpointState *state,
+                                         const CheckpointSlice *slices, int count, int64_t keep, Error *error) {
+    char name[48];
+    checkpoint_name_(state->step, ".tmp", name);
+    save->comm = comm, save->state = *state, save->keep = keep, save->count = count;
+    save->out = base_copy_text(out), save->temporary = path_join(out, name);
+    json_incref(save->state.model);
+    json_incref(save->state.flags);
+    save->files = base_new((size_t)state->data_file_count, sizeof *save->files);
+    for (int64_t i = 0; i < state->data_file_count; i++) save->files[i] = state->data_files[i];
+    save->state.data_files = save->files;
+    save->counts = base_new((size_t)comm->size, sizeof *save->counts);
+    save->mine = base_new((size_t)count, sizeof *save->mine);
+    for (int i = 0; i < count; i++) save->mine[i] = slices[i];
+    checkpoint_gather_(comm, slices, count, save->counts, &save->plan);
     Error own = {0};
-    const bool first = comm->rank == 0;
-    checkpoint_gather_(comm, slices, count, counts, &plan);
-    bool good = checkpoint_agree_(comm, !first || checkpoint_prepare_(&plan, counts, comm->size, out, temporary, &own), &own, error);
-    if (good) {
-        const bool written = checkpoint_write_files_(comm, temporary, slices, count, counts, &plan, error);
-        if (first) {
-            plan.manifest.state = *state;
-            if (written && checkpoint_write_manifest_(temporary, &plan.manifest, &own) && checkpoint_commit_(temporary, final, old, &own)) {
-                good = directory_sync(out, &own) && checkpoint_clean_(out, &own) && checkpoint_prune_(out, state->step, keep, &own);
-            } else {
-                Error ignored = {0}; // the first error is the one to tell; what is left takes space that others may need now
-                (void)directory_remove(temporary, &ignored);
-                good = false;
-            }
-        }
-        good = written && checkpoint_agree_(comm, good, &own, error);
+    const bool prepared = comm->rank != 0 || checkpoint_prepare_(&save->plan, save->counts, comm->size, out, save->temporary, &own);
+    if (!checkpoint_agree_(comm, prepared, &own, error)) {
+        checkpoint_save_free_(save);
+        return false;
     }
-    checkpoint_plan_free_(&plan);
-    free(counts);
+    save->good = true;
+    if (save->counts[comm->rank] == 0) {
+        atomic_store(&save->written, true);
+        return true;
+    }
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before); // signals are the main thread's
+    const int status = pthread_create(&save->thread, NULL, checkpoint_thread_, save);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    save->joinable = status == 0;
+    if (status != 0) { // told at the end, like any failure of one rank's
+        save->good = fail(&save->error, CODE_IO, "%s: cannot start the thread that writes it: %s", save->temporary, strerror(status));
+        atomic_store(&save->written, true);
+    }
+    return true;
+}
+
+// Is this rank's file written, or has writing failed? When that is so on all ranks, finishing takes no time.
+static inline bool checkpoint_save_written(const CheckpointSave *save) { return atomic_load(&save->written); }
+
+// Waits until all ranks' files are written. A rank shows signs of life as long as its file grows: a disk that hangs is seen by a watchdog.
+static inline void checkpoint_save_wait_(CheckpointSave *save) {
+    CheckpointPulse_ pulse = {.comm = save->comm, .began_ms = clock_ms()};
+    for (long long seen = -1; !atomic_load(&save->written);) {
+        const long long now = atomic_load(&save->progress);
+        const struct timespec nap = {.tv_nsec = 200000};
+        if (now != seen) checkpoint_pulse_(&pulse);
+        seen = now;
+        nanosleep(&nap, NULL); // an interrupted one is as good
+    }
+    if (save->joinable) pthread_join(save->thread, NULL);
+    checkpoint_pulse_end_(&pulse);
+}
+
+// Ends a save: waits for the files, commits, and deletes old checkpoints so that `keep` remain (0: all). After a failure the checkpoints that
+// were there are as they were.
+static inline bool checkpoint_save_finish(CheckpointSave *save, Error *error) {
+    const int64_t step = save->state.step;
+    char name[48], old_name[48];
+    checkpoint_name_(step, "", name);
+    checkpoint_name_(step, ".old", old_name);
+    char *final = path_join(save->out, name), *old = path_join(save->out, old_name);
+    Error own = {0};
+    bool good = true;
+    checkpoint_save_wait_(save);
+    const bool written = checkpoint_gather_files_(save, error);
+    if (save->comm->rank == 0) {
+        save->plan.manifest.state = save->state;
+        if (written && checkpoint_write_manifest_(save->temporary, &save->plan.manifest, &own) &&
+            checkpoint_commit_(save->temporary, final, old, &own)) {
+            good = directory_sync(save->out, &own) && checkpoint_clean_(save->out, &own) && checkpoint_prune_(save->out, step, save->keep, &own);
+        } else {
+            Error ignored = {0}; // the first error is the one to tell; what is left takes space that others may need now
+            (void)directory_remove(save->temporary, &ignored);
+            good = false;
+        }
+    }
+    good = written && checkpoint_agree_(save->comm, good, &own, error);
+    checkpoint_save_free_(save);
     free(final);
-    free(temporary);
     free(old);
     return good;
 }
+
+// Both at once: returns when the checkpoint is there.
+static inline bool checkpoint_save(Comm *comm, const char *out, const CheckpointState *state, const CheckpointSlice *slices, int count,
+                                   int64_t keep, Error *error) {
+    CheckpointSave save;
+    memset(&save, 0, sizeof save);
+    return checkpoint_save_begin(&save, comm, out, state, slices, count, keep, error) && checkpoint_save_finish(&save, error);
+}
+
+// Seconds between two checkpoints that lose the least of a job that fails every mtbf_s seconds, when a checkpoint costs cost_s seconds (Young
+// 1974, "A first order approximation to the optimum checkpoint interval").
+static inline double checkpoint_interval(double cost_s, double mtbf_s) { return sqrt(2 * cost_s * mtbf_s); }
 
 #endif

@@ -38,7 +38,7 @@ typedef struct {
 typedef struct {
     int tp, pp, dp; // place in the mesh
     size_t param_bytes, grad_bytes, optim_bytes, activation_peak_bytes;
-    size_t buffer_bytes;                              // gathered parameters, gradients on their way, messages
+    size_t buffer_bytes;                              // gathered parameters, gradients on their way, messages, the copy of a checkpoint
     size_t resident_start_bytes, resident_peak_bytes; // of the process, as the kernel counts; 0: unknown
     CommCount comm[COMM_KINDS];                       // calls and bytes by kind
     CommCount step_comm[COMM_KINDS];                  // of these in training steps: not at the start, in validation, saving
@@ -478,7 +478,7 @@ static inline void monitor_put_flag_(MonitorJson *json, const Options *options, 
         monitor_put_bool(json, row->flag, text[0] != '\0');
     } else if (text[0] == '\0' && !options->given[index]) {
         monitor_put_text(json, row->flag, NULL);
-    } else if (row->kind == OPTION_INT || row->kind == OPTION_REAL) {
+    } else if (row->kind == OPTION_INT || row->kind == OPTION_REAL || (row->kind == OPTION_AUTO && strcmp(text, "auto") != 0)) {
         monitor_json_key(json, row->flag);
         monitor_json_raw(json, "%s", text);
     } else {

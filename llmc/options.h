@@ -10,6 +10,7 @@
 
 // X(kind, field, flag, default, minimum, maximum or choices, help)
 //   INT    int64_t field   decimal integer in [minimum, maximum]
+//   AUTO   int64_t field   the same, or 'auto': OPTIONS_AUTO
 //   REAL   double field    finite decimal number in [minimum, maximum]
 //   CHOICE int field       index into "a|b|c"
 //   TEXT   const char *    anything (minimum, maximum: allowed length)
@@ -56,6 +57,8 @@
     X(CHOICE, pack, "pack", "none", 0, "none|varlen|fit",                                                                                          \
       "none: windows of T tokens; varlen: the same, attention stays inside documents; fit: whole documents packed into rows of T")                 \
     X(INT, eot, "eot", "", 0, 2147483647, "id of the token that ends a document (default: from the token file's .json)")                           \
+    X(TEXT, tokenizer, "tokenizer", "", 1, 4096,                                                                                                   \
+      "tokenizer.json, or a directory with it or with vocab.json and merges.txt, or byte (default: as the token file's .json says)")               \
     S("batch")                                                                                                                                     \
     X(INT, seq, "seq", "256", 1, 1073741824, "tokens in a sequence (T)")                                                                           \
     X(INT, micro_batch, "micro-batch", "4", 1, 1048576, "sequences computed at once (B)")                                                          \
@@ -98,7 +101,10 @@
     X(INT, top_k, "top-k", "0", 0, 16777216, "sample from the K likeliest tokens only (0 = off)")                                                  \
     X(REAL, top_p, "top-p", "1", 0.0001, 1, "sample from the likeliest tokens that hold this much probability")                                    \
     S("save")                                                                                                                                      \
-    X(INT, save_every, "save-every", "1000", 0, 1e12, "checkpoint every N steps and after the last, into --out (0 = off)")                         \
+    X(AUTO, save_every, "save-every", "1000", 0, 1e12,                                                                                             \
+      "checkpoint every N steps and after the last, into --out (0 = off); auto: as often as --mtbf and the cost of a save make best")              \
+    X(REAL, mtbf, "mtbf", "", 1e-6, 1e6, "hours from failure to failure of the whole job, for --save-every auto")                                  \
+    X(CHOICE, async_save, "async-save", "on", 0, "off|on", "write checkpoints while training goes on (takes memory for a copy of what is saved)")  \
     X(INT, keep, "keep", "2", 1, 1e9, "checkpoints to keep in --out")                                                                              \
     S("debug")                                                                                                                                     \
     X(TEXT, dump_grads, "dump-grads", "", 1, 4096, "write step 1's full unclipped gradients to DIR/grads.safetensors")                             \
@@ -106,6 +112,7 @@
     X(CHOICE, log_samples, "log-samples", "off", 0, "off|on", "put the ids of a step's sequences into its log record")
 
 #define OPTIONS_FIELD_INT(f) int64_t f;
+#define OPTIONS_FIELD_AUTO(f) int64_t f;
 #define OPTIONS_FIELD_REAL(f) double f;
 #define OPTIONS_FIELD_CHOICE(f) int f;
 #define OPTIONS_FIELD_TEXT(f) const char *f;
@@ -137,7 +144,9 @@ enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_WSD, SCHEDULE_CONSTANT };
 enum { PRECISION_FP32, PRECISION_BF16 };
 enum { GRAD_REDUCE_FP32, GRAD_REDUCE_BF16 };
 
-typedef enum { OPTION_INT, OPTION_REAL, OPTION_CHOICE, OPTION_TEXT, OPTION_BARE } OptionKind;
+enum { OPTIONS_AUTO = -1 }; // an AUTO field that holds no number
+
+typedef enum { OPTION_INT, OPTION_AUTO, OPTION_REAL, OPTION_CHOICE, OPTION_TEXT, OPTION_BARE } OptionKind;
 
 typedef struct {
     OptionKind kind;
@@ -149,6 +158,7 @@ typedef struct {
 
 // `high` is a number for all kinds but CHOICE, where it is the text of the choices.
 #define OPTIONS_HIGH_INT(x) (double)(x), NULL
+#define OPTIONS_HIGH_AUTO(x) (double)(x), NULL
 #define OPTIONS_HIGH_REAL(x) (double)(x), NULL
 #define OPTIONS_HIGH_TEXT(x) (double)(x), NULL
 #define OPTIONS_HIGH_BARE(x) (double)(x), NULL
@@ -216,11 +226,17 @@ static inline bool options_set_(Options *options, int index, const char *value, 
     char *end = NULL;
     errno = 0;
     switch (row->kind) {
+    case OPTION_AUTO:
     case OPTION_INT: {
+        const char *wanted = row->kind == OPTION_AUTO ? "a whole number or auto" : "a whole number";
+        if (row->kind == OPTION_AUTO && strcmp(value, "auto") == 0) {
+            *(int64_t *)field = OPTIONS_AUTO;
+            return true;
+        }
         bool digits = value[0] == '-' ? (value[1] >= '0' && value[1] <= '9') : (value[0] >= '0' && value[0] <= '9');
         long long number = digits ? strtoll(value, &end, 10) : 0;
         if (!digits || *end != '\0') {
-            return fail(error, CODE_USAGE, "%s%s: got '%s', wanted a whole number", where, row->flag, value);
+            return fail(error, CODE_USAGE, "%s%s: got '%s', wanted %s", where, row->flag, value, wanted);
         }
         if (errno == ERANGE || (double)number < row->low || (double)number > row->high) {
             return fail(error, CODE_USAGE, "%s%s: got %s, wanted %.0f to %.0f", where, row->flag, value, row->low, row->high);
@@ -370,8 +386,10 @@ static inline const char *options_text(const Options *options, int index, char b
     const void *field = (const char *)options + row->offset;
     buffer[0] = '\0';
     switch (row->kind) {
+    case OPTION_AUTO:
     case OPTION_INT:
         if (row->preset[0] == '\0' && !options->given[index]) return "";
+        if (row->kind == OPTION_AUTO && *(const int64_t *)field == OPTIONS_AUTO) return "auto";
         snprintf(buffer, 64, "%lld", (long long)*(const int64_t *)field);
         return buffer;
     case OPTION_REAL:
@@ -394,7 +412,11 @@ static inline void options_help(FILE *file) {
         const OptionRow *row = &rows[i];
         if (i == 0 || strcmp(rows[i - 1].section, row->section) != 0) fprintf(file, "\n%s\n", row->section);
         char left[96];
-        const char *kind = row->kind == OPTION_INT ? "N" : row->kind == OPTION_REAL ? "X" : row->kind == OPTION_TEXT ? "TEXT" : "";
+        const char *kind = row->kind == OPTION_INT    ? "N"
+                           : row->kind == OPTION_AUTO ? "N|auto"
+                           : row->kind == OPTION_REAL ? "X"
+                           : row->kind == OPTION_TEXT ? "TEXT"
+                                                      : "";
         snprintf(left, sizeof left, "--%s %s", row->flag, row->choices ? row->choices : kind);
         fprintf(file, "  %-34s %s", left, row->help);
         if (row->preset[0] != '\0') fprintf(file, " [%s]", row->preset);

@@ -93,8 +93,8 @@ typedef enum {
 static const char *const plan_purpose_names[PLAN_COMM_PURPOSES] = {
     "gradients", "parameters", "tensor parallel", "gradients of copies", "pipeline", "tied embedding", "other"};
 
-// Numbers of 8 bytes that all ranks sum or compare in a step: loss, norm, tokens, whether to stop.
-enum { PLAN_COMM_SCALARS = 4 };
+// Numbers of 8 bytes that all ranks sum in a step: loss, norm, tokens, whether to stop, whether a checkpoint is written.
+enum { PLAN_COMM_SCALARS = 5 };
 
 // Double: exact up to 2^53, and no flags make it wrap.
 typedef struct {

@@ -86,11 +86,12 @@ typedef enum {
     PLAN_BOUNDARIES,
     PLAN_LOGITS,
     PLAN_SCRATCH,
+    PLAN_SNAPSHOT,
     PLAN_CATEGORIES
 } PlanCategory;
-static const char *const plan_category_names[PLAN_CATEGORIES] = {"parameters",       "master weights",       "gradients",
-                                                                 "optimizer state",  "gathers and messages", "activations",
-                                                                 "stage boundaries", "logits of a chunk",    "scratch and batch"};
+static const char *const plan_category_names[PLAN_CATEGORIES] = {
+    "parameters",  "master weights",   "gradients",         "optimizer state",   "gathers and messages",
+    "activations", "stage boundaries", "logits of a chunk", "scratch and batch", "checkpoint snapshot"};
 
 typedef struct {
     size_t bytes[PLAN_CATEGORIES];
@@ -118,7 +119,7 @@ static inline bool plan_activations_(PlanMemory *memory, const Layout *l, const 
 static inline void plan_state_(PlanMemory *memory, const ZeroBytes *bytes) {
     memory->bytes[PLAN_PARAMETERS] = bytes->param_bytes, memory->bytes[PLAN_MASTER] = bytes->master_bytes;
     memory->bytes[PLAN_GRADIENTS] = bytes->grad_bytes, memory->bytes[PLAN_OPTIMIZER] = bytes->optim_bytes;
-    memory->bytes[PLAN_BUFFERS] = bytes->buffer_bytes;
+    memory->bytes[PLAN_BUFFERS] = bytes->buffer_bytes, memory->bytes[PLAN_SNAPSHOT] = bytes->snapshot_bytes;
 }
 
 // The sum, or false with the categories' first that makes it absurd.

@@ -38,10 +38,10 @@ typedef enum {
 
 // What the .json says; each field may be unknown.
 typedef struct {
-    char tokenizer[64]; // "" unknown
-    int64_t vocab;      // 0 unknown
-    int64_t eot;        // -1 unknown
-    int64_t documents;  // -1 unknown
+    char tokenizer[256]; // "byte", or where its file is (from this one's directory, or absolute); "" unknown
+    int64_t vocab;       // 0 unknown
+    int64_t eot;         // -1 unknown
+    int64_t documents;   // -1 unknown
 } TokenInfo;
 
 // Tokens from `token` on, up to the next run, lie at `byte` and following. An llm.c file is one run; so is a Megatron

@@ -31,13 +31,15 @@ typedef struct {
     bool overlap;
     bool reduce_bf16; // gradients travel in bf16
     double bucket_bytes;
+    bool snapshot; // room for a copy of what this rank saves, so that a checkpoint is written while training goes on
 } ZeroConfig;
 
 static inline ZeroConfig zero_config(const Options *o) {
     return (ZeroConfig){.dtype = o->precision == PRECISION_BF16 ? DTYPE_BF16 : DTYPE_F32,
                         .overlap = o->overlap,
                         .reduce_bf16 = o->grad_reduce == GRAD_REDUCE_BF16,
-                        .bucket_bytes = o->bucket_mb * 1e6};
+                        .bucket_bytes = o->bucket_mb * 1e6,
+                        .snapshot = o->out != NULL && o->steps > 0 && o->save_every != 0 && o->async_save};
 }
 
 // A place for one unit's gathered parameters or new gradients.
@@ -57,6 +59,7 @@ typedef struct {
 typedef struct {
     size_t param_bytes, master_bytes, grad_bytes, optim_bytes; // optim: both moments
     size_t buffer_bytes;                                       // slots and messages
+    size_t snapshot_bytes;                                     // host memory
 } ZeroBytes;
 
 enum { ZERO_BLOCK_SLOTS = 2, ZERO_WIRES = 2 };
@@ -89,6 +92,7 @@ typedef struct {
     CommHandle *gathers;                                   // (units) of parameters
     bool *has_gradient_shard;                              // (units) stages 2 and 3: something was added in this step
     void *exchange_param, *exchange_grad, *exchange_slots; // memory from comm_alloc, that others read
+    void *snapshot;                                        // (bytes.snapshot_bytes) host memory; NULL: none
     ZeroBytes bytes;                                       // allocated
 } Zero;
 
@@ -176,6 +180,16 @@ static inline int64_t zero_wire_elements_(const Model *model, const Layout *layo
     return largest;
 }
 
+// Elements, padding included, of this rank's shards of the units that it saves: all but a tied embedding's copy on the last stage. (What
+// tensor-parallel ranks hold copies of is saved by one of them and counted for each: norms.)
+static inline int64_t zero_saved_elements_(const Model *model, const Layout *layout, const ZeroRange *range) {
+    int64_t elements = 0;
+    for (int u = 0; layout->replica == 0 && u < model->units; u++) {
+        if (u > 0 || layout_has_embedding(layout)) elements += range[u].count / layout->shards;
+    }
+    return elements;
+}
+
 // Bytes that a rank of this layout will allocate.
 static inline ZeroBytes zero_bytes(const Model *model, const Layout *layout, const ZeroConfig *config) {
     ZeroRange *range = base_new((size_t)model->units, sizeof *range);
@@ -193,6 +207,8 @@ static inline ZeroBytes zero_bytes(const Model *model, const Layout *layout, con
         bytes.buffer_bytes +=
             layout->zero >= 2 ? slot * 2 : ZERO_WIRES * 2 * (size_t)zero_wire_elements_(model, layout, range, config->bucket_bytes);
     }
+    const size_t saved = config->snapshot ? (size_t)zero_saved_elements_(model, layout, range) : 0;
+    bytes.snapshot_bytes = saved * (param_bytes + (bytes.master_bytes > 0 ? 4 : 0) + 8);
     free(range);
     return bytes;
 }
@@ -324,6 +340,8 @@ static inline void zero_create_buffers_(Zero *zero) {
     zero->master = zero_alloc_(zero, sizes.master_bytes, DTYPE_F32, &zero->bytes.master_bytes);
     zero->adam_m = zero_alloc_(zero, sizes.optim_bytes / 2, DTYPE_F32, &zero->bytes.optim_bytes);
     zero->adam_v = zero_alloc_(zero, sizes.optim_bytes / 2, DTYPE_F32, &zero->bytes.optim_bytes);
+    zero->bytes.snapshot_bytes = sizes.snapshot_bytes;
+    if (sizes.snapshot_bytes > 0) zero->snapshot = base_alloc(sizes.snapshot_bytes);
     char *at = zero->exchange_slots = zero_alloc_exchange_(zero, sizes.buffer_bytes, &zero->bytes.buffer_bytes);
     (void)zero_slot_elements_(zero->model, zero->range, zero->config.overlap, &zero->block_slots);
     char *grads = zero_cut_slots_(zero, zero->param_slots, layout->zero == 3 ? at : NULL, zero->dtype);
@@ -384,6 +402,7 @@ static inline void zero_free(Zero *zero) {
     comm_release(zero->comm, zero->exchange_slots);
     device->release(device, zero->segments);
     device->release(device, zero->counted);
+    free(zero->snapshot);
     free(zero->segment_first);
     free(zero->counted_first);
     free(zero->offset);

@@ -122,6 +122,10 @@ heading "unit tests under AddressSanitizer and UndefinedBehaviorSanitizer"
 for test in $unit_tests; do part "${test}_asan" "build/${test}_asan"; done
 part test_gpt_asan ./test_gpt_asan
 
+heading "threads under ThreadSanitizer"
+part build-tsan make -s build/test_checkpoint_async_tsan
+part test_checkpoint_async_tsan build/test_checkpoint_async_tsan
+
 heading "matrix products with OpenBLAS and without a library"
 for blas in openblas none; do
     part "build-$blas" make -s -j"$jobs" BLAS=$blas BUILD=build/$blas build/$blas/test_matmul

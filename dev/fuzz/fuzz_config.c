@@ -23,7 +23,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
     for (int i = 0; i < OPTION_COUNT; i++) {
         if (!options.given[i]) continue;
         const void *field = (const char *)&options + rows[i].offset;
-        if (rows[i].kind == OPTION_INT) require((double)*(const int64_t *)field >= rows[i].low && (double)*(const int64_t *)field <= rows[i].high);
+        const bool automatic = rows[i].kind == OPTION_AUTO && *(const int64_t *)field == OPTIONS_AUTO;
+        if (rows[i].kind == OPTION_INT || (rows[i].kind == OPTION_AUTO && !automatic))
+            require((double)*(const int64_t *)field >= rows[i].low && (double)*(const int64_t *)field <= rows[i].high);
         if (rows[i].kind == OPTION_REAL) require(*(const double *)field >= rows[i].low && *(const double *)field <= rows[i].high);
         const char *value = options_text(&options, i, buffer);
         // A blank before '#' starts a comment, a leading '=' is taken for the separator: such texts are not written again.

@@ -43,6 +43,16 @@ ranks=(1 2 4 8)
 for n in "${ranks[@]}"; do good "divisions" "$n" $test; done
 good "failing disks" 3 env LD_PRELOAD=build/shim_io.so $test faults
 good "a slow disk" 2 env LD_PRELOAD=build/shim_io.so $test slow
+timeout --kill-after=5 40 mpirun -np 2 --oversubscribe --bind-to none env LD_PRELOAD=build/shim_io.so $test hang "$dir" >"$dir/log" 2>&1 </dev/null
+code=$?
+if [ $code -eq 6 ] && grep -q "rank 1" "$dir/log"; then
+    passed=$((passed + 1))
+    echo "  ok: a disk that hangs, 2 ranks: exit 6: $(grep -m 1 'rank 1' "$dir/log" | cut -c1-120)"
+else
+    failed=$((failed + 1))
+    echo "FAILED: a disk that hangs: exit $code"
+    sed 's/^/    | /' "$dir/log" | head
+fi
 if [ "$part" = "" ]; then
     good "messages" 3 env TRAIN_GPT_COMM_WINDOW=off $test
     good "late completion" 3 env TRAIN_GPT_COMM_LATE=7 $test

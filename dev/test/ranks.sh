@@ -98,27 +98,37 @@ expect 2 3 '--global-batch.*3' --global-batch 8
 expect 4 2 'not finite' --lr 1e3 --clip 0 --steps 200 --bad-steps 2 --eps 1e-30 --schedule constant
 rm -rf "$dir/end"
 
-# a rank dies: the job ends at once
-big=(--layers 4 --channels 256 --seq 64 --global-batch 8 --steps 100000 --val-every 0 --save-every 0)
-began=$(date +%s)
-timeout 60 mpirun -np 3 --bind-to none "$train" "${common[@]}" "${big[@]}" --global-batch 9 >"$dir/stdout" 2>&1 </dev/null &
-launcher=$!
-sleep 3
-victim=$(pgrep -n -f "^$train .*--steps 100000")
-kill -9 "$victim"
-wait $launcher
-status=$?
-sleep 0.5
-[ $status -ne 0 ] && [ $(($(date +%s) - began)) -lt 30 ] && ! pgrep -f "^$train .*--steps 100000" >/dev/null
-verdict $? "a killed rank takes the job down (exit $status), none is left"
+# a rank of a layout dies, or stops running: the job ends, a peer tells which rank, where, at which step and in what; nothing is left
+wait_for_step() {
+    local i
+    for ((i = 0; i < 1000; i++)); do
+        [ "$(wc -l 2>/dev/null <"$1/log.jsonl" || echo 0)" -ge 2 ] && break
+        sleep 0.02
+    done
+}
+lost() {
+    local signal=$1 text=$2 codes=$3 began status launcher victim
+    timeout 60 mpirun -np 4 --bind-to none "$train" "${common[@]}" "${big[@]}" --tp 2 --pp 2 --out "$dir/lost.$signal" >"$dir/stdout" 2>&1 </dev/null &
+    launcher=$!
+    wait_for_step "$dir/lost.$signal"
+    began=$(date +%s)
+    victim=$(pgrep -n -f "^$train .*--steps 100000")
+    kill -"$signal" "$victim"
+    wait $launcher
+    status=$?
+    sleep 0.5
+    [[ " $codes " == *" $status "* ]] && [ $(($(date +%s) - began)) -lt 30 ] && grep -qE "step [0-9]+, phase training: rank [0-9] on .* $text" "$dir/stdout" &&
+        ! pgrep -f "^$train .*--steps 100000" >/dev/null
+    verdict $? "SIG$signal to a rank: exit $status after $(($(date +%s) - began)) s, none is left: $(grep -m 1 'no sign' "$dir/stdout" | cut -c1-150)"
+}
+big=(--layers 4 --channels 256 --seq 64 --steps 100000 --val-every 0 --save-every 0)
+lost KILL 'has died' '137 6'
+lost STOP 'is stopped, frozen or dead' 6
 
 # a signal to the launcher: all ranks stop at the same step, saved, exit 7
 timeout 60 mpirun -np 2 --bind-to none "$train" "${common[@]}" "${big[@]}" --out "$dir/stopped" >"$dir/stdout" 2>"$dir/stderr" </dev/null &
 launcher=$!
-for ((i = 0; i < 1000; i++)); do
-    [ "$(wc -l 2>/dev/null <"$dir/stopped/log.jsonl" || echo 0)" -ge 2 ] && break
-    sleep 0.02
-done
+wait_for_step "$dir/stopped"
 pkill -USR1 -n -f "^$train .*--out $dir/stopped"
 wait $launcher
 status=$?

@@ -66,7 +66,8 @@ refused 'unknown flag' scripts/launch_mpirun.sh --bogus true
 # A rank that tells what it gets; "deaf" ranks do not stop.
 cat >"$dir/rank" <<'END'
 #!/usr/bin/env bash
-trap 'echo "got USR1"; [ "$1" = deaf ] || { sleep 0.5; exit 7; }' USR1 # like ranks that wait for one another before they end
+# Like ranks that wait for one another before they end. One of them has the exit code to tell: mpirun may crash when two fail at once.
+trap 'echo "got USR1"; [ "$1" = deaf ] || { [ $OMPI_COMM_WORLD_RANK = 0 ] || exit 0; sleep 1; exit 7; }' USR1
 echo "rank $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE, $OUT"
 for ((i = 0; i < 600; i++)); do sleep 0.1; done
 END

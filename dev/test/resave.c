@@ -25,7 +25,7 @@ int main(int argc, char **argv) {
     load(&run, &checkpoint);
     checkpoint_close(&checkpoint);
     require_all(&run, !is_first(&run) || monitor_open(&run.monitor, run.options.out, run.options.steps, false, run.step, &error), &error);
-    save(&run);
+    save(&run, true);
     require(&run, !is_first(&run) || monitor_close(&run.monitor, &error), &error);
     run_close(&run);
     return 0;

@@ -5,7 +5,7 @@
 //   SHIM_AT     the k-th such call fails (from 1)
 //   SHIM_ALL    if set, so do all after it
 //   SHIM_ERROR  number of the error; "short" makes write and pread move half of the bytes; statvfs then tells 0 bytes free;
-//               "slow" makes the call take 0.4 s longer, and nothing else
+//               "slow" makes the call take 0.4 s longer, and nothing else; "hang" a minute; "kill" kills the process before the call
 //   SHIM_NO_EXCHANGE  if set, renameat2 always fails with EINVAL, as where a file system cannot exchange names
 //   SHIM_MARK   a file that is created when the fault happens
 //   SHIM_LOG    a file that gets a line "CALL LAST-PART-OF-PATH" for each fsync, rename and rmdir on such a path
@@ -13,7 +13,9 @@
 #include <dlfcn.h>       // dlsym
 #include <errno.h>       // errno
 #include <fcntl.h>       // O_CREAT, AT_*
+#include <signal.h>      // kill
 #include <stdarg.h>      // va_list
+#include <stdatomic.h>   // atomic_int
 #include <stdbool.h>     // bool
 #include <stdio.h>       // snprintf
 #include <stdlib.h>      // getenv, atoi
@@ -25,7 +27,7 @@
 
 // Whether this call is to fail: errno is set then, and *half tells that it should do half of its work instead.
 static bool shim_fails(const char *call, const char *path, bool *half) {
-    static int seen;
+    static atomic_int seen;
     const char *wanted = getenv("SHIM_CALL"), *part = getenv("SHIM_PATH"), *at = getenv("SHIM_AT"), *error = getenv("SHIM_ERROR");
     *half = false;
     const char *log = getenv("SHIM_LOG"), *slash = strrchr(path, '/');
@@ -37,15 +39,16 @@ static bool shim_fails(const char *call, const char *path, bool *half) {
         if (fd >= 0 && syscall(SYS_write, (int)fd, line, length) == length) syscall(SYS_close, (int)fd);
     }
     if (wanted == NULL || part == NULL || at == NULL || error == NULL || strcmp(wanted, call) != 0 || strstr(path, part) == NULL) return false;
-    seen++;
-    if (seen != atoi(at) && !(getenv("SHIM_ALL") != NULL && seen > atoi(at))) return false;
+    const int number = atomic_fetch_add(&seen, 1) + 1;
+    if (number != atoi(at) && !(getenv("SHIM_ALL") != NULL && number > atoi(at))) return false;
     const char *mark = getenv("SHIM_MARK");
     if (mark != NULL) {
         long fd = syscall(SYS_openat, AT_FDCWD, mark, O_CREAT | O_WRONLY, 0666);
         if (fd >= 0) syscall(SYS_close, (int)fd);
     }
-    if (strcmp(error, "slow") == 0) {
-        const struct timespec pause = {.tv_nsec = 400000000};
+    if (strcmp(error, "kill") == 0) kill(getpid(), SIGKILL);
+    if (strcmp(error, "slow") == 0 || strcmp(error, "hang") == 0) {
+        const struct timespec pause = {.tv_sec = error[0] == 'h' ? 60 : 0, .tv_nsec = 400000000};
         nanosleep(&pause, NULL);
         return false;
     }

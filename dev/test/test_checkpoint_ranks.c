@@ -397,6 +397,18 @@ static void test_slow(Job *job) {
     free(data);
 }
 
+// The last rank's disk hangs while all save: a watchdog ends the job.
+static void test_hang(Job *job) {
+    char file[CHECKPOINT_NAME_CHARS];
+    Error error = {0};
+    snprintf(file, sizeof file, "rank_%05d.safetensors", job->comm->size - 1);
+    comm_watchdog(job->comm, 1.5);
+    comm_heartbeat(job->comm, 1, "saving");
+    shim("fsync", file, "hang");
+    const bool saved = save(job, 1, 1, 2, &error);
+    check(false, "a save that cannot end did: %d %s", saved, error.text);
+}
+
 // Reads what another job left, and leaves the next.
 static void test_pass(Job *job) {
     Error error = {0};
@@ -430,7 +442,7 @@ static void save_forever(Job *job, int64_t ms) {
 int main(int argc, char **argv) {
     Job job = {.comm = comm_init(&argc, &argv)};
     const char *form = argc > 1 ? argv[1] : "";
-    const bool shared = strcmp(form, "pass") == 0 || strcmp(form, "die") == 0;
+    const bool shared = strcmp(form, "pass") == 0 || strcmp(form, "die") == 0 || strcmp(form, "hang") == 0;
     if (job.comm->size > RANKS_MAX || (shared && argc < 3)) comm_abort(job.comm, CODE_USAGE, "usage: at most %d ranks", RANKS_MAX);
     job.state.model = json_object();
     job.state.flags = json_object();
@@ -442,6 +454,7 @@ int main(int argc, char **argv) {
     if (strcmp(form, "pass") == 0) test_pass(&job);
     if (strcmp(form, "faults") == 0) test_faults(&job);
     if (strcmp(form, "slow") == 0) test_slow(&job);
+    if (strcmp(form, "hang") == 0) test_hang(&job);
     if (form[0] == '\0') {
         test_divisions(&job);
         test_tiling(&job);

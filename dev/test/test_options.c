@@ -46,30 +46,37 @@ static void test_bounds(void) {
         Error error;
         char flag[64], joined[128], value[64], buffer[64];
         snprintf(flag, sizeof flag, "--%s", row->flag);
-        if (row->kind == OPTION_INT || row->kind == OPTION_REAL) {
+        const bool whole = row->kind == OPTION_INT || row->kind == OPTION_AUTO;
+        if (whole || row->kind == OPTION_REAL) {
             for (int high = 0; high < 2; high++) {
                 const double bound = high ? row->high : row->low;
-                snprintf(value, sizeof value, row->kind == OPTION_INT ? "%.0f" : "%.17g", bound);
+                snprintf(value, sizeof value, whole ? "%.0f" : "%.17g", bound);
                 snprintf(joined, sizeof joined, "%s=%s", flag, value);
                 check(parse_(&options, (const char *[]){flag, value, NULL}, &error) && options.given[i], "%s %s: %s", flag, value, error.text);
                 const void *field = (const char *)&options + row->offset;
-                check((row->kind == OPTION_INT ? (double)*(const int64_t *)field : *(const double *)field) == bound, "%s %s is stored", flag,
-                      value);
+                check((whole ? (double)*(const int64_t *)field : *(const double *)field) == bound, "%s %s is stored", flag, value);
                 check(strlen(options_text(&options, i, buffer)) > 0, "%s as text", flag);
                 options_free(&options);
                 check(parse_(&options, (const char *[]){joined, NULL}, &error), "%s: %s", joined, error.text);
                 options_free(&options);
-                const double beyond = high ? row->high * (row->kind == OPTION_INT ? 1 : 1.0001) + (row->kind == OPTION_INT ? 2 : 0)
-                                           : row->low - (row->kind == OPTION_INT ? 1
-                                                         : row->low == 0         ? 0.1
-                                                                                 : row->low * 0.01);
-                snprintf(value, sizeof value, row->kind == OPTION_INT ? "%.0f" : "%.17g", beyond);
+                const double beyond = high ? row->high * (whole ? 1 : 1.0001) + (whole ? 2 : 0)
+                                           : row->low - (whole           ? 1
+                                                         : row->low == 0 ? 0.1
+                                                                         : row->low * 0.01);
+                snprintf(value, sizeof value, whole ? "%.0f" : "%.17g", beyond);
                 const bool refused = !parse_(&options, (const char *[]){flag, value, NULL}, &error);
                 check(refused && error.code == CODE_USAGE && strstr(error.text, row->flag) != NULL && strstr(error.text, "wanted") != NULL,
                       "%s %s must be refused: '%s'", flag, value, error.text);
                 options_free(&options);
                 tried += 3;
             }
+            const bool automatic = parse_(&options, (const char *[]){flag, "auto", NULL}, &error);
+            check(automatic == (row->kind == OPTION_AUTO), "%s auto: %s", flag, error.text);
+            if (automatic) {
+                const int64_t stored = *(const int64_t *)((const char *)&options + row->offset);
+                check(stored == OPTIONS_AUTO && strcmp(options_text(&options, i, buffer), "auto") == 0, "%s auto as text: %s", flag, buffer);
+            }
+            options_free(&options);
             static const char *const wrong[] = {
                 "", "abc", "3x", "x3", " 3", "3 ", "0x10", "1e", "--", "nan", "inf", "1,5", "99999999999999999999999999e999", "-"};
             for (size_t w = 0; w < sizeof wrong / sizeof wrong[0]; w++) {

@@ -286,6 +286,25 @@ static void test_bytes_per_parameter(void) {
     check_error(worst_tp, 0.01, "with tp 8");
 }
 
+// Elements of the model that a rank of this layout saves.
+static int64_t saved_elements_(const Model *model, const Layout *layout) {
+    Zero zero = {.model = model, .layout = layout};
+    int64_t elements = 0;
+    zero.offset = base_new((size_t)model->count, sizeof *zero.offset);
+    zero.range = base_new((size_t)model->units, sizeof *zero.range);
+    zero.part = base_new((size_t)model->count, sizeof *zero.part);
+    zero.elements = zero_layout(model, layout, zero.offset, zero.range);
+    for (int i = 0; i < model->count; i++) {
+        zero.part[i] = layout_part(layout, &model->tensors[i]);
+        const ZeroPiece piece = zero_piece(&zero, i);
+        if (zero.part[i].counts && layout->replica == 0) elements += piece.to - piece.from;
+    }
+    free(zero.offset);
+    free(zero.range);
+    free(zero.part);
+    return elements;
+}
+
 // The columns against what a rank would allocate: its arenas with the buffers that its schedule uses, for every rank of every layout.
 static void test_every_rank(void) {
     static const char *const models[] = {"--layers 7 --channels 64 --heads 4 --ffn 256 --vocab 303 --seq 32",
@@ -300,11 +319,13 @@ static void test_every_rank(void) {
         const int sp = i % 3 == 0, chunks = kind == SCHEDULE_INTERLEAVED && pp > 1 && pp < 6 ? 2 : 1, microbatches = 1 + i % 7;
         char flags[1024];
         Error error = {0};
-        snprintf(flags, sizeof flags, "%s --tp %d --sp %s --pp %d --zero %d --pp-schedule %s --virtual-stages %d --micro-batch 2 --global-batch %d",
+        snprintf(flags, sizeof flags,
+                 "%s --out x --tp %d --sp %s --pp %d --zero %d --pp-schedule %s --virtual-stages %d --micro-batch 2 --global-batch %d",
                  models[model], tp, sp ? "on" : "off", pp, zero, schedule_kind_names[kind], chunks, 2 * dp * microbatches);
         check(open_(&c, tp * pp * dp, flags, &error), "%s: %s", flags, error.text);
         check(c.plan.column_count == (pp == 6 ? 3 : pp), "%s: %d columns", flags, c.plan.column_count);
         size_t largest[6] = {0};
+        int64_t saved = 0, small = 0, large = 0;
         const ZeroConfig config = zero_config(&c.options);
         for (int rank = 0; rank < tp * pp * dp; rank++) {
             Layout layout;
@@ -316,9 +337,14 @@ static void test_every_rank(void) {
             const ActivationShape shape = {config.dtype,    c.options.micro_batch, c.options.seq,   schedule.slots,
                                            schedule.inputs, schedule.gradients,    schedule.stashes};
             const ZeroBytes zb = zero_bytes(&c.model, &layout, &config);
-            const size_t bytes =
-                activations_layout(&a, NULL, &layout, &shape) + zb.param_bytes + zb.master_bytes + zb.grad_bytes + zb.optim_bytes + zb.buffer_bytes;
+            const size_t bytes = activations_layout(&a, NULL, &layout, &shape) + zb.param_bytes + zb.master_bytes + zb.grad_bytes + zb.optim_bytes +
+                                 zb.buffer_bytes + zb.snapshot_bytes;
             if (bytes > largest[stage]) largest[stage] = bytes;
+            const int64_t pieces = saved_elements_(&c.model, &layout), state_bytes = config.dtype == DTYPE_BF16 ? 14 : 12;
+            saved += pieces;
+            // room for all of it, and not for much more: padding, and copies of norms
+            small += (size_t)(pieces * state_bytes) > zb.snapshot_bytes;
+            large += zb.snapshot_bytes > (size_t)((pieces + pieces / 8 + 8192) * state_bytes) || (layout.replica > 0 && zb.snapshot_bytes > 0);
             schedule_free(&schedule);
             layout_free(&layout);
             ranks++;
@@ -329,6 +355,9 @@ static void test_every_rank(void) {
             for (int s = 1; k == 1 && s < pp - 1; s++) wrong += largest[s] > largest[stage]; // the middle one is the largest of its kind
         }
         check(error.code == 0 && wrong == 0, "%s: %d columns differ from the largest rank %s", flags, wrong, error.text);
+        check(saved == model_parameters(&c.model) && small == 0 && large == 0,
+              "%s: checkpoints hold %lld elements; %lld ranks have no room for their copies, %lld more than needed", flags, (long long)saved,
+              (long long)small, (long long)large);
         layouts++;
         close_(&c);
     }
@@ -423,8 +452,8 @@ static void test_communication(void) {
     check(open_(&c, world, flags, &error), "%s: %s", flags, error.text)
 #define COMM(column, purpose, kind, wanted) check_comm_(&c.plan, column, PLAN_COMM_##purpose, COMM_##kind, wanted, flags)
 #define SUM(column, wanted)                                                                                                                        \
-    check(plan_comm_counted(&c.plan.columns[column].comm) == (wanted) + 32, "%s: counted in all: %.0f, wanted %.0f", flags,                        \
-          plan_comm_counted(&c.plan.columns[column].comm) - 32, (double)(wanted))
+    check(plan_comm_counted(&c.plan.columns[column].comm) == (wanted) + 40, "%s: counted in all: %.0f, wanted %.0f", flags,                        \
+          plan_comm_counted(&c.plan.columns[column].comm) - 40, (double)(wanted))
     // data parallel, 8 ranks, 3 micro-batches each
     OPEN(8, "--global-batch 48 --zero 0");
     check(c.plan.schedule.microbatches == 3 && model_parameters(&c.model) == (int64_t)all, "a model of %.0f parameters", all);
@@ -440,7 +469,7 @@ static void test_communication(void) {
     COMM(0, GRADIENTS, REDUCE_SCATTER, 4 * all);
     COMM(0, PARAMETERS, ALL_GATHER, 2 * all);
     SUM(0, 6 * all);
-    check(fabs(plan_comm_sent(&c.plan.columns[0].comm) - (6 * all + 64) * 7 / 8) < 1, "g + p are sent, in units of (N-1)/N");
+    check(fabs(plan_comm_sent(&c.plan.columns[0].comm) - (6 * all + 80) * 7 / 8) < 1, "g + p are sent, in units of (N-1)/N");
     close_(&c);
     OPEN(8, "--global-batch 48 --zero 2");
     COMM(0, GRADIENTS, REDUCE_SCATTER, 3 * 4 * all);
@@ -463,9 +492,9 @@ static void test_communication(void) {
         check(fabs(c.plan.columns[0].comm.sent[PLAN_COMM_GRADIENTS] - 4 * all * ((zero == 1 ? 1 : 3) / 2.0 + 2 * 0.75 / 2)) < 1, "hybrid: sent");
         close_(&c);
     }
-    OPEN(8, "--global-batch 48 --zero 2 --shard-group 1"); // shards of one: whole gradients are summed, in every micro-batch
-    COMM(0, GRADIENTS, ALL_REDUCE, 3 * 4 * all);
-    SUM(0, 12 * all);
+    OPEN(8, "--global-batch 48 --zero 2 --shard-group 1"); // shards of one are no shards: as with --zero 0
+    COMM(0, GRADIENTS, ALL_REDUCE, 4 * all);
+    SUM(0, 4 * all);
     close_(&c);
     // tensor parallel 4 (k and v on pairs), 3 micro-batches
     const double whole = 3 * NTOK * C * 4, stats = 3 * 4 * NTOK * 3 * 4, kv_sums = 8 * 4 * 2 * (KV / 2) * C, norms = (8 * 2 + 1) * C * 4;
