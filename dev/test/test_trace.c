@@ -336,7 +336,7 @@ static void drawing(Comm *comm, const char *path) {
 
 int main(int argc, char **argv) {
     Comm *comm = comm_init(&argc, &argv);
-    comm_watchdog(comm, 20);
+    comm_watchdog(comm, 120); // rank 0 reads long files while the others wait
     if (argc > 1) {
         drawing(comm, argv[1]);
         comm_finish(comm);
