@@ -89,7 +89,8 @@
     X(REAL, bucket_mb, "bucket-mb", "25", 0.0001, 1e6,                                                                                             \
       "gradients that are reduced together, in MB, whole blocks (--zero 0 and 1; 2 and 3: each block)")                                            \
     X(CHOICE, overlap, "overlap", "on", 0, "off|on", "reduce gradients and gather parameters while computing")                                     \
-    X(INT, watchdog, "watchdog", "600", 0, 1e9, "end the job when a rank shows no sign of life for so many seconds (0 = off)")                     \
+    X(INT, watchdog, "watchdog", "600", 0, 1e9,                                                                                                    \
+      "end the job when a rank shows no sign of life for so many seconds; when a process is stopped or all ranks wait: for 20 at most (0 = off)")  \
     S("eval")                                                                                                                                      \
     X(INT, val_every, "val-every", "0", 0, 1e12, "validate every N steps and after the last (0 = only after the last)")                            \
     X(INT, val_batches, "val-batches", "20", 1, 1e9, "micro-batches of a validation (at most the whole --val set)")                                \

@@ -101,7 +101,10 @@ if [ -n "${hit[stopped]:-}" ]; then
 fi
 if [ -n "${hit[suspended]:-}" ]; then
     while [ $((SECONDS - ${hit[suspended]})) -lt 24 ]; do sleep 0.2; done # longer than any limit
-    kill -CONT $(find_ranks suspended)
+    for process in $(find_ranks suspended); do # one after the other, as it happens
+        kill -CONT "$process"
+        sleep 0.3
+    done
     trains suspended $(($(lines suspended) + 3)) && touch "$dir/suspended/out/stop" && wait_end suspended 20
     [ "$code" = 7 ] && [ "$left" -eq 0 ]
     verdict $? "a job that was suspended for 24 s goes on, and stops when asked: exit $code"

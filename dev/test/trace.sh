@@ -31,7 +31,7 @@ fi
 good() {
     local name=$1 count=$2
     shift 2
-    timeout --kill-after=5 60 "${launch[@]}" "$count" "$@" >"$dir/log" 2>&1 </dev/null && grep -q ' passed, 0 failed' "$dir/log"
+    timeout --kill-after=5 150 "${launch[@]}" "$count" "$@" >"$dir/log" 2>&1 </dev/null && grep -q ' passed, 0 failed' "$dir/log"
     verdict $? "$name, $count ranks: $(tail -n 1 "$dir/log")"
 }
 if [ $ranks -gt 1 ]; then
@@ -46,7 +46,7 @@ fi
 
 trace=$dir/trace.json
 if [ $ranks -gt 1 ]; then
-    timeout --kill-after=5 60 "${launch[@]}" $ranks build/test_trace "$trace" >"$dir/log" 2>&1 </dev/null
+    timeout --kill-after=5 150 "${launch[@]}" $ranks build/test_trace "$trace" >"$dir/log" 2>&1 </dev/null
 else
     build/test_trace "$trace" >"$dir/log" 2>&1
 fi
