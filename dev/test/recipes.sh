@@ -4,7 +4,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
 command -v mpirun >/dev/null || { echo "no mpirun: one rank only"; exit 77; }
-make -s train_gpt tokenize || exit 1
+make -s train_gpt tokenize build/make_tokens || exit 1
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
@@ -66,8 +66,7 @@ refused 'unknown flag' scripts/launch_mpirun.sh --bogus true
 # A rank that tells what it gets; "deaf" ranks do not stop.
 cat >"$dir/rank" <<'END'
 #!/usr/bin/env bash
-# Like ranks that wait for one another before they end. One of them has the exit code to tell: mpirun may crash when two fail at once.
-trap 'echo "got USR1"; [ "$1" = deaf ] || { [ $OMPI_COMM_WORLD_RANK = 0 ] || exit 0; sleep 1; exit 7; }' USR1
+trap 'echo "got USR1"' USR1 # and goes on
 echo "rank $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE, $OUT"
 for ((i = 0; i < 600; i++)); do sleep 0.1; done
 END
@@ -98,8 +97,23 @@ stopped() {
         [ "$(grep -c 'not stopped yet' "$dir/stderr")" -eq "$4" ] && ! pgrep -f "$dir/rank" >/dev/null
     verdict $? "$1: ${2:-ranks that stop} end with $status after $((SECONDS - began)) s, none is left"
 }
-stopped TERM '' 7 0
-stopped USR1 '' 7 0
+# the trainer: mpirun 4.1 may crash at the end of ranks that fail without having started MPI, so no stand-in tells what comes of exit code 7
+build/make_tokens "$dir/tokens.bin" 6000 300 3 || exit 1
+for signal in TERM USR1; do
+    out=$dir/out.$signal
+    scripts/launch_mpirun.sh --ranks 2 --grace 30 -- ./train_gpt --layers 2 --channels 64 --heads 4 --vocab 300 --seq 32 --micro-batch 1 \
+        --steps 1000000 --train "$dir/tokens.bin" --out "$out" --save-every 0 >"$dir/stdout" 2>"$dir/stderr" </dev/null &
+    launcher=$!
+    for ((i = 0; i < 400; i++)); do
+        [ "$(wc -l 2>/dev/null <"$out/log.jsonl" || echo 0)" -ge 2 ] && break
+        sleep 0.05
+    done
+    kill -"$signal" $launcher
+    wait $launcher
+    status=$?
+    [ $status -eq 7 ] && [ "$(ls -d "$out"/step_* | wc -l)" -eq 1 ] && grep -q 'stopped by SIGUSR1' "$dir/stderr" && ! pgrep -f "out $out" >/dev/null
+    verdict $? "$signal: the trainer's ranks save and end with $status, none is left"
+done
 stopped TERM deaf any 1
 # a shell's background jobs ignore SIGINT, and a shell that was started so cannot catch it: a second ctrl-C is tried from a session of its own
 OUT=there python3 - "$dir/rank" <<'END' >"$dir/stdout" 2>"$dir/stderr"
