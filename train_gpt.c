@@ -154,8 +154,8 @@ static void create_activations(Trainer *t) {
     const Options *o = t->options;
     Device *device = &t->device;
     Error error = {0};
-    const ScheduleShape shape = layout_schedule_shape(&t->layout, o);
-    if (!schedule_build(&t->schedule, &shape, t->layout.mesh.at.pp, &error)) die_error(&error);
+    ScheduleShape shape = {0};
+    if (!layout_schedule(&t->layout, o, &shape, &error) || !schedule_build(&t->schedule, &shape, t->layout.mesh.at.pp, &error)) die_error(&error);
     const ActivationShape sizes = activation_shape(o, &t->schedule);
     activations_create(&t->acts, &t->layout, &sizes);
     t->arena_bytes = activations_layout(&t->acts, NULL, &t->layout, &sizes);
@@ -260,13 +260,13 @@ static Buffer own_part(const Trainer *t, Buffer buffer, int64_t N) {
 static void gather_tokens(Trainer *t, Buffer buffer, int64_t N) {
     if (!t->layout.sp) return;
     const int64_t count = own_tokens(t, N) * t->model.config.channels;
-    comm_all_gather(t->groups[LAYOUT_TP], buffer.data, own_part(t, buffer, N).data, count, zero_comm_type_(buffer.dtype));
+    comm_all_gather(t->groups[LAYOUT_TP], buffer.data, own_part(t, buffer, N).data, count, comm_type_of(buffer.dtype));
 }
 
 // (N, C) = sum over tensor-parallel ranks; with sequence parallelism only the own tokens of it
 static void sum_partials(Trainer *t, Buffer buffer, int64_t N) {
     const int64_t C = t->model.config.channels;
-    const CommType type = zero_comm_type_(buffer.dtype);
+    const CommType type = comm_type_of(buffer.dtype);
     CommGroup *tp = t->groups[LAYOUT_TP];
     if (t->layout.sp) {
         comm_reduce_scatter(tp, own_part(t, buffer, N).data, type, buffer.data, own_tokens(t, N) * C, type, COMM_SUM);
@@ -592,7 +592,7 @@ static void chunk_backward(Trainer *t, int chunk, ChunkActs *acts, Buffer input,
 static void run_action(Trainer *t, const Action *a, const StepBatch *batch, double scale) {
     const MicroBatch *micro = &batch->micros[a->microbatch];
     const int64_t count = own_tokens(t, padded_tokens(t, micro)) * t->model.config.channels; // elements of a message
-    const CommType type = zero_comm_type_(t->dtype);
+    const CommType type = comm_type_of(t->dtype);
     Activations *x = &t->acts;
     const Buffer input = a->input >= 0 ? x->inputs[a->input] : ABSENT, gradient = a->gradient >= 0 ? x->gradients[a->gradient] : ABSENT;
     BlockGrads *stash = a->stash >= 0 ? x->stashes[a->stash] : NULL;
@@ -706,7 +706,7 @@ static int64_t forward_only(Trainer *t, const MicroBatch *batch) {
     t->uploaded = NULL; // the caller's memory may hold another one than last time
     const Packing packing = upload(t, batch);
     const int64_t count = own_tokens(t, packing.tokens) * t->model.config.channels;
-    const CommType type = zero_comm_type_(t->dtype);
+    const CommType type = comm_type_of(t->dtype);
     const int stages = t->layout.mesh.pp, stage = t->layout.mesh.at.pp;
     ChunkActs *acts = &t->acts.slots[0];
     for (int chunk = 0; chunk < t->layout.virtual_stages; chunk++) {
@@ -765,6 +765,7 @@ typedef struct {
     int64_t step;                    // done
     int64_t first_step;              // done before this process began
     size_t resident_start_bytes;     // of the process, everything allocated and no step done
+    int64_t trace_first, trace_last; // steps of --trace
     bool traced;                     // the trace is written
     CommCount step_comm[COMM_KINDS]; // what this rank communicated in training steps
     int64_t tokens;                  // trained on
@@ -916,7 +917,7 @@ static void generate(Run *run) {
         if (i >= shown && i < begin) continue; // the end of document that stands for a prompt
         const char *piece = run->has_tokenizer ? tokenizer_decode(&run->tokenizer, ids[i], &bytes) : number;
         if (!run->has_tokenizer) bytes = snprintf(number, sizeof number, "%d ", ids[i]);
-        monitor_json_bytes_(&text, piece, (size_t)bytes);
+        monitor_json_bytes(&text, piece, (size_t)bytes);
     }
     Error error = {0};
     require(run, !is_first(run) || monitor_sample(&run->monitor, text.text, text.length, &error), &error);
@@ -1262,21 +1263,15 @@ static bool prepare_layout(Run *run, Error *error) {
     const bool other = o->given[OPTION_world];
     if (other && !o->dry_run) return fail(error, CODE_USAGE, "--world: plans for another number of ranks: wanted --dry-run with it");
     if (!layout_create(&run->layout, &run->config, o, other ? (int)o->world : run->comm->size, other ? 0 : run->comm->rank, error)) return false;
-    const int64_t ranks = run->layout.mesh.dp;
-    if (!o->given[OPTION_global_batch]) o->global_batch = o->micro_batch * ranks;
-    if (o->global_batch % (o->micro_batch * ranks) != 0) {
-        return fail(error, CODE_USAGE, "--global-batch: got %lld, wanted a multiple of --micro-batch %lld x %lld data-parallel rank%s",
-                    (long long)o->global_batch, (long long)o->micro_batch, (long long)ranks, ranks == 1 ? "" : "s");
-    }
-    const ScheduleShape shape = layout_schedule_shape(&run->layout, o);
-    return schedule_check(&shape, error);
+    ScheduleShape shape;
+    o->global_batch = layout_global_batch(&run->layout, o);
+    return layout_schedule(&run->layout, o, &shape, error);
 }
 
 static bool prepare(Run *run, Error *error) {
     Options *o = &run->options;
-    int64_t first, last;
     if (o->save_every == OPTIONS_AUTO && o->mtbf == 0) return fail(error, CODE_USAGE, "--save-every auto: wanted --mtbf HOURS with it");
-    if (o->trace != NULL && !trace_parse(o->trace, &first, &last, error)) return false;
+    if (o->trace != NULL && !trace_parse(o->trace, &run->trace_first, &run->trace_last, error)) return false;
     if (o->trace != NULL && o->out == NULL) return fail(error, CODE_USAGE, "--trace: wanted --out, the directory that gets trace.json");
     if (o->train == NULL && o->steps > 0 && !o->dry_run) {
         return fail(error, CODE_USAGE, "--train: got nothing, wanted token files (data/kjv.sh makes some; --steps 0 only validates and samples)");
@@ -1428,9 +1423,8 @@ static void write_trace(Run *run, bool ending) {
     free(path);
 }
 
-// Gives everything back.
-static void run_close(Run *run) {
-    trainer_free(&run->trainer);
+// Gives back all but the trainer.
+static void run_end(Run *run, Model *model) {
     free(run->sample_ids);
     loader_close(&run->train);
     loader_close(&run->val);
@@ -1439,6 +1433,7 @@ static void run_close(Run *run) {
     tokenizer_close(&run->tokenizer);
     if (run->lock >= 0) close(run->lock);
     layout_free(&run->layout);
+    model_free(model);
     options_free(&run->options);
     comm_finish(run->comm);
 }
@@ -1480,12 +1475,11 @@ static void begin(Run *run, const Model *model, Checkpoint *checkpoint, const Pl
     if (log != NULL && is_first(run)) require(run, monitor_run_json(log, argc, argv, o, &run->config, model_parameters(model), &error), &error);
     if (is_first(run)) banner(run, plan);
     if (run->comm->size > 1) comm_watchdog(run->comm, (double)o->watchdog);
-    int64_t first, last;
-    if (o->trace != NULL && trace_parse(o->trace, &first, &last, &error)) {
+    if (o->trace != NULL) {
         const MeshAt at = t->layout.mesh.at;
         char label[96];
         snprintf(label, sizeof label, "tp %d, pp %d, dp %d", at.tp, at.pp, at.dp);
-        trace_open(&t->trace, run->comm, first, last);
+        trace_open(&t->trace, run->comm, run->trace_first, run->trace_last);
         trace_label(&t->trace, label);
     }
     size_t peak_bytes;
@@ -1493,11 +1487,35 @@ static void begin(Run *run, const Model *model, Checkpoint *checkpoint, const Pl
     run->first_step = run->step;
 }
 
+// Checks files, model, layout, place on disk, checkpoint to go on from, memory. False: all is well, and there is nothing to do.
+static bool check(Run *run, Model *model, PlanInput *plan, Checkpoint *checkpoint, bool *found) {
+    const Options *o = &run->options;
+    Error error = {0};
+    require_all(run, prepare(run, &error), &error);
+    const bool writes = is_first(run) && o->out != NULL && !o->dry_run;
+    require_all(run, !writes || checkpoint_lock(o->out, &run->lock, &error), &error);
+    require_all(run, find_checkpoint(run, checkpoint, found, &error), &error);
+    if (*found && o->steps > 0 && run->step >= o->steps && (o->out == NULL || monitor_finished(o->out))) {
+        if (is_first(run)) {
+            printf("%s is at step %lld of %lld: nothing to do\n", checkpoint->directory, (long long)run->step, (long long)o->steps);
+        }
+        return false;
+    }
+    require_all(run, open_loaders(run, &error), &error);
+    *model = model_create(&run->config);
+    require_all(run, prepare_plan(run, model, plan, &error), &error);
+    if (o->dry_run && is_first(run)) plan_print(stdout, plan);
+    if (o->dry_run) return false;
+    require_all(run, plan_fits(plan, &error), &error);
+    return true;
+}
+
 int main(int argc, char **argv) {
     static Run run; // large, and loaders must not move
     Options *o = &run.options;
     Error error = {0};
     PlanInput plan;
+    Model model = {0};
     Checkpoint checkpoint = {0};
     Trainer *t = &run.trainer;
     bool found = false;
@@ -1510,29 +1528,11 @@ int main(int argc, char **argv) {
     require_all(&run, options_parse(o, argc, argv, &error), &error);
     if (o->help || o->version || (o->model != NULL && strcmp(o->model, "list") == 0)) return inform(&run);
 
-    // Check: files, model, place on disk, checkpoint to go on from, memory.
-    require_all(&run, prepare(&run, &error), &error);
-    const bool writes = is_first(&run) && o->out != NULL && !o->dry_run;
-    require_all(&run, !writes || checkpoint_lock(o->out, &run.lock, &error), &error);
-    require_all(&run, find_checkpoint(&run, &checkpoint, &found, &error), &error);
-    if (found && o->steps > 0 && run.step >= o->steps && (o->out == NULL || monitor_finished(o->out))) {
-        if (is_first(&run)) printf("%s is at step %lld of %lld: nothing to do\n", checkpoint.directory, (long long)run.step, (long long)o->steps);
-        checkpoint_close(&checkpoint);
-        comm_finish(run.comm);
-        return CODE_OK;
-    }
-    require_all(&run, open_loaders(&run, &error), &error);
-    Model model = model_create(&run.config);
-    require_all(&run, prepare_plan(&run, &model, &plan, &error), &error);
-    if (o->dry_run) {
-        if (is_first(&run)) plan_print(stdout, &plan);
+    if (!check(&run, &model, &plan, &checkpoint, &found)) {
         if (found) checkpoint_close(&checkpoint);
-        model_free(&model);
-        comm_finish(run.comm);
+        run_end(&run, &model);
         return CODE_OK;
     }
-    require_all(&run, plan_fits(&plan, &error), &error);
-
     begin(&run, &model, found ? &checkpoint : NULL, &plan, argc, argv);
 
     const char *stop = agree_on_stop(&run, NULL, NULL);
@@ -1575,8 +1575,8 @@ int main(int argc, char **argv) {
     if (stop != NULL && is_first(&run)) {
         fprintf(stderr, "train_gpt: stopped by %s after step %lld%s\n", stop, (long long)run.step, o->out != NULL && run.step > 0 ? ", saved" : "");
     }
-    run_close(&run);
-    model_free(&model);
+    trainer_free(t);
+    run_end(&run, &model);
     return stop != NULL ? CODE_PREEMPTED : CODE_OK;
 }
 #endif

@@ -4,7 +4,7 @@
 #define LLMC_COMM_REDUCE_H
 
 #include "llmc/base.h"      // min_i64
-#include "llmc/precision.h" // bf16_to_f32
+#include "llmc/precision.h" // Dtype, bf16_to_f32
 
 typedef enum { COMM_F32, COMM_BF16, COMM_F64, COMM_I64, COMM_BYTE } CommType; // BYTE is moved, never summed
 typedef enum { COMM_SUM, COMM_MAX } CommReduce;                               // the maximum of anything and NaN is NaN; I64 sums wrap
@@ -13,6 +13,8 @@ static inline size_t comm_type_bytes(CommType type) {
     static const size_t bytes[] = {[COMM_F32] = 4, [COMM_BF16] = 2, [COMM_F64] = 8, [COMM_I64] = 8, [COMM_BYTE] = 1};
     return bytes[type];
 }
+
+static inline CommType comm_type_of(Dtype dtype) { return dtype == DTYPE_BF16 ? COMM_BF16 : COMM_F32; } // F32 or BF16
 
 enum { COMM_BLOCK = 2048, COMM_PARALLEL = 1 << 18 }; // elements: of a sum that stays in the first-level cache; worth several threads
 

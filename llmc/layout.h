@@ -213,10 +213,20 @@ static inline bool layout_create(Layout *l, const ModelConfig *m, const Options 
     return true;
 }
 
-// The pipeline schedule of a step. --global-batch is set.
-static inline ScheduleShape layout_schedule_shape(const Layout *l, const Options *o) {
-    const int64_t micro_batches = o->global_batch / (o->micro_batch * l->mesh.dp * l->mesh.cp);
-    return (ScheduleShape){l->schedule, l->mesh.pp, (int)max_i64(1, micro_batches), l->virtual_stages};
+// Sequences of a step: --global-batch, or a micro-batch on every data-parallel rank.
+static inline int64_t layout_global_batch(const Layout *l, const Options *o) {
+    return o->global_batch > 0 ? o->global_batch : o->micro_batch * l->mesh.dp * l->mesh.cp;
+}
+
+// The pipeline schedule of a step, or false with the flag that makes it impossible.
+static inline bool layout_schedule(const Layout *l, const Options *o, ScheduleShape *shape, Error *error) {
+    const int64_t ranks = (int64_t)l->mesh.dp * l->mesh.cp, batch = layout_global_batch(l, o);
+    if (batch % (o->micro_batch * ranks) != 0) {
+        return fail(error, CODE_USAGE, "--global-batch: got %lld, wanted a multiple of --micro-batch %lld x %lld data-parallel rank%s",
+                    (long long)batch, (long long)o->micro_batch, (long long)ranks, ranks == 1 ? "" : "s");
+    }
+    *shape = (ScheduleShape){l->schedule, l->mesh.pp, (int)(batch / (o->micro_batch * ranks)), l->virtual_stages};
+    return schedule_check(shape, error);
 }
 
 static inline void layout_free(Layout *l) {

@@ -10,7 +10,7 @@ typedef struct {
     size_t length, room;
 } MonitorJson;
 
-static inline void monitor_json_bytes_(MonitorJson *json, const char *bytes, size_t count) {
+static inline void monitor_json_bytes(MonitorJson *json, const char *bytes, size_t count) {
     if (json->room - json->length < count + 1) {
         json->room = 2 * (json->length + count + 1) + 1024;
         json->text = base_grow(json->text, json->room, 1);
@@ -32,7 +32,7 @@ LLMC_PRINTF(2, 3) static inline void monitor_json_raw(MonitorJson *json, const c
     va_start(arguments, format);
     int length = vsnprintf(buffer, sizeof buffer, format, arguments);
     va_end(arguments);
-    monitor_json_bytes_(json, buffer, (size_t)min_i64(length, sizeof buffer - 1));
+    monitor_json_bytes(json, buffer, (size_t)min_i64(length, sizeof buffer - 1));
 }
 
 // Length of the UTF-8 sequence at `at`, 0 when it is not one (RFC 3629: no overlong forms, no surrogates, at most U+10FFFF).
@@ -49,22 +49,22 @@ static inline size_t monitor_utf8_(const unsigned char *at, size_t left) {
 
 // A quoted string; every byte that is not UTF-8 becomes U+FFFD.
 static inline void monitor_json_text(MonitorJson *json, const char *text, size_t length) {
-    monitor_json_bytes_(json, "\"", 1);
+    monitor_json_bytes(json, "\"", 1);
     for (size_t i = 0; i < length;) {
         const unsigned char *at = (const unsigned char *)text + i;
         const size_t span = monitor_utf8_(at, length - i);
         if (span == 0) {
-            monitor_json_bytes_(json, "\xef\xbf\xbd", 3);
+            monitor_json_bytes(json, "\xef\xbf\xbd", 3);
         } else if (*at == '"' || *at == '\\') {
             monitor_json_raw(json, "\\%c", *at);
         } else if (*at < 32 || *at == 127) {
             monitor_json_raw(json, "\\u%04x", *at);
         } else {
-            monitor_json_bytes_(json, (const char *)at, span);
+            monitor_json_bytes(json, (const char *)at, span);
         }
         i += span ? span : 1;
     }
-    monitor_json_bytes_(json, "\"", 1);
+    monitor_json_bytes(json, "\"", 1);
 }
 
 static inline void monitor_json_real(MonitorJson *json, double value) {
@@ -78,13 +78,13 @@ static inline void monitor_json_real(MonitorJson *json, double value) {
 // Between the members of an object or array.
 static inline void monitor_json_next(MonitorJson *json) {
     const char last = json->length > 0 ? json->text[json->length - 1] : '{';
-    if (last != '{' && last != '[') monitor_json_bytes_(json, ",", 1);
+    if (last != '{' && last != '[') monitor_json_bytes(json, ",", 1);
 }
 
 static inline void monitor_json_key(MonitorJson *json, const char *key) {
     monitor_json_next(json);
     monitor_json_text(json, key, strlen(key));
-    monitor_json_bytes_(json, ":", 1);
+    monitor_json_bytes(json, ":", 1);
 }
 
 static inline void monitor_put_int(MonitorJson *json, const char *key, int64_t value) {

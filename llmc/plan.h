@@ -137,18 +137,13 @@ static inline bool plan_create(PlanInput *plan, const Model *model, const Option
     // The last rank of the first tensor-parallel group: see plan_layout.h. A bad --tp is told by layout_create.
     const int rank = mesh_create(world, 0, (int)o->tp, 1, (int)o->pp, 1, &mesh, &(Error){0}) ? mesh.tp - 1 : 0;
     if (!layout_create(&layout, &model->config, o, world, rank, error)) return false;
-    const int64_t dp = layout.mesh.dp, at_once = o->micro_batch * dp;
     plan->local_ranks = world == 1 ? 1 : 0;
-    plan->global_batch = o->global_batch > 0 ? o->global_batch : at_once;
+    plan->global_batch = layout_global_batch(&layout, o);
     plan->mesh = layout.mesh, plan->sp = layout.sp;
     plan->zero = layout.zero, plan->shards = layout.shards, plan->replicas = layout.replicas;
-    plan->schedule = (ScheduleShape){layout.schedule, layout.mesh.pp, (int)(plan->global_batch / at_once), layout.virtual_stages};
     plan_stages_text_(&layout, plan->stages, sizeof plan->stages);
     const ZeroConfig config = zero_config(o);
-    bool good = plan->global_batch % at_once == 0 ||
-                fail(error, CODE_USAGE, "--global-batch: got %lld, wanted a multiple of --micro-batch %lld x %lld data-parallel rank%s",
-                     (long long)plan->global_batch, (long long)o->micro_batch, (long long)dp, dp == 1 ? "" : "s");
-    good = good && schedule_check(&plan->schedule, error) && plan_columns_(plan, &layout, &config, error);
+    const bool good = layout_schedule(&layout, o, &plan->schedule, error) && plan_columns_(plan, &layout, &config, error);
     layout_free(&layout);
     return good;
 }

@@ -78,7 +78,6 @@ typedef struct {
     Part *part;                                 // (tensors)
     Segment *segments, *counted;                // of this rank's parts, device memory; begin counts from the part
     int64_t *segment_first, *counted_first;     // (units + 1)
-    Dtype dtype;                                // of the parameters
     Buffer param, master, grad, adam_m, adam_v; // master is absent when parameters are fp32
     // slots: [0] embedding, [1] head, then those of the blocks
     ZeroSlot param_slots[2 + ZERO_BLOCK_SLOTS], grad_slots[2 + ZERO_BLOCK_SLOTS];
@@ -87,13 +86,13 @@ typedef struct {
     int wire_next, wire_bucket[ZERO_WIRES];
     ZeroBucket *buckets;
     int bucket_count;
-    int *bucket_of;                                        // (units)
-    CommHandle *reductions;                                // (units) of gradients
-    CommHandle *gathers;                                   // (units) of parameters
-    bool *has_gradient_shard;                              // (units) stages 2 and 3: something was added in this step
-    void *exchange_param, *exchange_grad, *exchange_slots; // memory from comm_alloc, that others read
-    void *snapshot;                                        // (bytes.snapshot_bytes) host memory; NULL: none
-    ZeroBytes bytes;                                       // allocated
+    int *bucket_of;           // (units)
+    CommHandle *reductions;   // (units) of gradients
+    CommHandle *gathers;      // (units) of parameters
+    bool *has_gradient_shard; // (units) stages 2 and 3: something was added in this step
+    void *exchange_slots;     // where slots and wires lie
+    void *snapshot;           // (bytes.snapshot_bytes) host memory; NULL: none
+    ZeroBytes bytes;          // allocated
 } Zero;
 
 // ----------------------------------------------------------------------------
@@ -333,10 +332,8 @@ static inline char *zero_cut_slots_(const Zero *zero, ZeroSlot *slots, char *bas
 static inline void zero_create_buffers_(Zero *zero) {
     const Layout *layout = zero->layout;
     const ZeroBytes sizes = zero_bytes(zero->model, layout, &zero->config);
-    zero->exchange_param = zero_alloc_exchange_(zero, sizes.param_bytes, &zero->bytes.param_bytes);
-    zero->exchange_grad = zero_alloc_exchange_(zero, sizes.grad_bytes, &zero->bytes.grad_bytes);
-    zero->param = (Buffer){zero->exchange_param, zero->dtype};
-    zero->grad = (Buffer){zero->exchange_grad, DTYPE_F32};
+    zero->param = (Buffer){zero_alloc_exchange_(zero, sizes.param_bytes, &zero->bytes.param_bytes), zero->config.dtype};
+    zero->grad = (Buffer){zero_alloc_exchange_(zero, sizes.grad_bytes, &zero->bytes.grad_bytes), DTYPE_F32};
     zero->master = zero_alloc_(zero, sizes.master_bytes, DTYPE_F32, &zero->bytes.master_bytes);
     zero->adam_m = zero_alloc_(zero, sizes.optim_bytes / 2, DTYPE_F32, &zero->bytes.optim_bytes);
     zero->adam_v = zero_alloc_(zero, sizes.optim_bytes / 2, DTYPE_F32, &zero->bytes.optim_bytes);
@@ -344,7 +341,7 @@ static inline void zero_create_buffers_(Zero *zero) {
     if (sizes.snapshot_bytes > 0) zero->snapshot = base_alloc(sizes.snapshot_bytes);
     char *at = zero->exchange_slots = zero_alloc_exchange_(zero, sizes.buffer_bytes, &zero->bytes.buffer_bytes);
     (void)zero_slot_elements_(zero->model, zero->range, zero->config.overlap, &zero->block_slots);
-    char *grads = zero_cut_slots_(zero, zero->param_slots, layout->zero == 3 ? at : NULL, zero->dtype);
+    char *grads = zero_cut_slots_(zero, zero->param_slots, layout->zero == 3 ? at : NULL, zero->config.dtype);
     if (layout->zero == 3) at = grads;
     char *wires = zero_cut_slots_(zero, zero->grad_slots, layout->zero >= 2 ? at : NULL, DTYPE_F32);
     if (layout->zero >= 2) at = wires;
@@ -367,7 +364,6 @@ static inline Zero zero_create(Device *device, Comm *comm, CommGroup **groups, c
                  .comm = comm,
                  .groups = groups,
                  .config = *config,
-                 .dtype = config->dtype,
                  .param_current = -1,
                  .grad_current = -1};
     const size_t units = (size_t)model->units, tensors = (size_t)model->count;
@@ -397,8 +393,8 @@ static inline void zero_free(Zero *zero) {
     Device *device = zero->device;
     Buffer *buffers[] = {&zero->master, &zero->adam_m, &zero->adam_v};
     for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++) device->release(device, buffers[i]->data);
-    comm_release(zero->comm, zero->exchange_param);
-    comm_release(zero->comm, zero->exchange_grad);
+    comm_release(zero->comm, zero->param.data);
+    comm_release(zero->comm, zero->grad.data);
     comm_release(zero->comm, zero->exchange_slots);
     device->release(device, zero->segments);
     device->release(device, zero->counted);

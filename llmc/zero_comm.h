@@ -12,8 +12,6 @@
 
 #include "llmc/zero.h" // Zero, zero_place, zero_point_
 
-static inline CommType zero_comm_type_(Dtype dtype) { return dtype == DTYPE_BF16 ? COMM_BF16 : COMM_F32; }
-
 // ----------------------------------------------------------------------------
 // Slots
 
@@ -37,7 +35,7 @@ static inline void zero_gather_start_(Zero *zero, int unit) {
     slot->unit = unit;
     const ZeroPlace place = zero_place(zero, unit);
     zero->gathers[unit] = comm_all_gather_start(zero->groups[LAYOUT_SHARD], slot->buffer.data, buffer_at(zero->param, place.shard_begin).data,
-                                                place.count, zero_comm_type_(zero->dtype));
+                                                place.count, comm_type_of(zero->param.dtype));
 }
 
 // Fills the weights of a unit by kind (absent where this rank or the configuration has none). In stage 3 they stay until another block takes the
@@ -65,7 +63,7 @@ static inline void zero_publish(Zero *zero, int unit) {
     if (stage != 1 && stage != 2) return;
     const ZeroPlace place = zero_place(zero, unit);
     zero->gathers[unit] = comm_all_gather_start(zero->groups[LAYOUT_SHARD], buffer_at(zero->param, zero->range[unit].begin).data,
-                                                buffer_at(zero->param, place.whole_begin).data, place.count, zero_comm_type_(zero->dtype));
+                                                buffer_at(zero->param, place.whole_begin).data, place.count, comm_type_of(zero->param.dtype));
     if (!zero->config.overlap) comm_wait(&zero->gathers[unit]);
 }
 
@@ -133,7 +131,7 @@ static inline void zero_bucket_start_(Zero *zero, ZeroBucket *bucket) {
     bucket->started = true, bucket->finished = false;
     if (layout->shards * layout->replicas == 1) return;
     const Buffer in = zero_wire_(zero, bucket);
-    const CommType type = zero_comm_type_(in.dtype);
+    const CommType type = comm_type_of(in.dtype);
     if (layout->shards == 1) {
         zero->reductions[bucket->first] =
             comm_all_reduce_start(zero->groups[LAYOUT_REPLICA], in.data, zero_bucket_elements_(zero->range, bucket), type, COMM_SUM);

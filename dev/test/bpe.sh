@@ -3,20 +3,10 @@
 # is refused with which line.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
+# shellcheck source=dev/test/common.sh
+. dev/test/common.sh
 make -s train_gpt tokenize || exit 1
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
 fixtures=dev/fixtures/tokenizer
-passed=0 failed=0
-verdict() {
-    if [ "$1" -eq 0 ]; then
-        passed=$((passed + 1))
-        echo "  ok: $2"
-    else
-        failed=$((failed + 1))
-        echo "FAILED: $2"
-    fi
-}
 # refused CODE PATTERN COMMAND...: this exit code and one line that matches
 refused() {
     local code=$1 pattern=$2 status
@@ -81,5 +71,4 @@ refused 3 "^tokenize: .*nfkc.json: normalizer: got 'NFKC', wanted none or NFC" .
 [ ! -e "$dir/x.bin" ] && [ ! -e "$dir/x.bin.tmp" ]
 verdict $? "what is refused leaves no file"
 
-printf '%d passed, %d failed\n' $passed $failed
-[ $failed -eq 0 ]
+tally

@@ -6,17 +6,10 @@
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 part=${1:-}
-if ! command -v mpirun >/dev/null || ! make -s -n banner | grep -q 'MPI yes'; then
-    echo "no MPI"
-    exit 77
-fi
+# shellcheck source=dev/test/common.sh
+. dev/test/common.sh
+need_ranks
 make -s build/test_checkpoint_ranks build/shim_io.so || exit 1
-# Open MPI: as root, more ranks than cores, no waiting at full speed, no system call that containers forbid
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_mpi_yield_when_idle=1
-export OMPI_MCA_btl=self,vader OMPI_MCA_btl_vader_single_copy_mechanism=none OMP_NUM_THREADS=1
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
-passed=0 failed=0
 test=build/test_checkpoint_ranks
 
 # good NAME RANKS COMMAND...
@@ -70,5 +63,4 @@ if [ "$part" = "" ]; then
     good "AddressSanitizer" 3 build/test_checkpoint_ranks_asan
 fi
 
-echo "$passed passed, $failed failed"
-[ $failed -eq 0 ]
+tally

@@ -6,20 +6,14 @@
 #        layouts.sh PROGRAM RANKS WORD...     one layout by its words (layout_cases.h), then what may not change its bits
 set -uo pipefail
 cd "$(dirname "$0")/../.."
-# Open MPI: as root, more ranks than cores, no waiting at full speed, no system call that containers forbid
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_mpi_yield_when_idle=1
-export OMPI_MCA_btl=self,vader OMPI_MCA_btl_vader_single_copy_mechanism=none OMP_WAIT_POLICY=passive OMP_NUM_THREADS=1
+# shellcheck source=dev/test/common.sh
+. dev/test/common.sh
 if [ $# -ge 3 ]; then
-    exec timeout --kill-after=5 120 mpirun -np "$2" --bind-to none "$1" "${@:3}" </dev/null
+    timeout --kill-after=5 120 mpirun -np "$2" --bind-to none "$1" "${@:3}" </dev/null
+    exit
 fi
-if ! command -v mpirun >/dev/null || ! make -s -n banner | grep -q 'MPI yes'; then
-    echo "no MPI"
-    exit 77
-fi
+need_ranks
 make -s build/test_layouts || exit 1
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
-passed=0 failed=0
 limit=400
 [ "${1:-}" != --full ] || limit=36000
 
@@ -58,5 +52,4 @@ for ranks in 2 4; do
     done
 done
 
-echo "$passed passed, $failed failed"
-[ $failed -eq 0 ]
+tally

@@ -27,6 +27,8 @@ int main(int argc, char **argv) {
     require_all(&run, !is_first(&run) || monitor_open(&run.monitor, run.options.out, run.options.steps, false, run.step, &error), &error);
     save(&run, true);
     require(&run, !is_first(&run) || monitor_close(&run.monitor, &error), &error);
-    run_close(&run);
+    Model none = {0}; // the trainer has its own
+    trainer_free(&run.trainer);
+    run_end(&run, &none);
     return 0;
 }

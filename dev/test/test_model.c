@@ -1,8 +1,9 @@
 // test_model.c: the tensor table of every preset and of every combination of switches: counts, names, order, joins,
 // decay, initialisation; and how flags become a configuration.
-#include "dev/test/test.h" // check, test_end
-#include "llmc/model.h"    // what is tested
-#include "llmc/zero.h"     // zero_layout
+#include "dev/test/switches.h" // switches_config
+#include "dev/test/test.h"     // check, test_end
+#include "llmc/model.h"        // what is tested
+#include "llmc/zero.h"         // zero_layout
 
 // Parameter counts of the published models (the sums of their files' tensors).
 static void test_presets(void) {
@@ -97,23 +98,8 @@ static int64_t formula_(const ModelConfig *m) {
 
 static void test_switches(void) {
     int built = 0;
-    for (int bits = 0; bits < 3 * 64; bits++) {
-        ModelConfig m = {.layers = 3,
-                         .channels = 40,
-                         .heads = 4,
-                         .kv_heads = bits & 1 ? 2 : 4,
-                         .head_size = 10,
-                         .ffn = 88,
-                         .vocab = 101,
-                         .max_seq = 17,
-                         .norm = bits >> 1 & 1,
-                         .position = bits >> 2 & 1,
-                         .activation = bits >> 3 & 1,
-                         .tied = bits >> 4 & 1,
-                         .qk_norm = bits >> 5 & 1,
-                         .bias = bits >> 6,
-                         .norm_eps = 1e-5,
-                         .rope_theta = 1e4};
+    for (int bits = 0; bits < SWITCHES; bits++) {
+        const ModelConfig m = switches_config(bits);
         Model model = model_create(&m);
         char what[64];
         snprintf(what, sizeof what, "switches %d", bits);
@@ -154,7 +140,7 @@ static void test_switches(void) {
                      {"norm.weight", true},
                      {"norm.bias", all && m.norm == NORM_LAYERNORM},
                      {"head.weight", !m.tied},
-                     {"h.3.norm1.weight", false}};
+                     {"h.5.norm1.weight", false}};
         for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
             check((find_(&model, names[i].name) >= 0) == names[i].wanted, "%s: %s", what, names[i].name);
         }

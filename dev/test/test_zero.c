@@ -1,8 +1,9 @@
 // test_zero.c: the flat arenas of every rank of a layout: offsets and units, shards that tile, segments, buckets, slots, and the bytes of all of
 // it. One process plays every rank in turn; test_zero_ranks.c is what moves between them.
-#include "llmc/cpu/memory.h" // cpu_copy_in
-#include "llmc/zero.h"       // what is tested
-#include "dev/test/test.h"   // check, test_end
+#include "llmc/cpu/memory.h"   // cpu_copy_in
+#include "llmc/zero.h"         // what is tested
+#include "dev/test/switches.h" // switches_config
+#include "dev/test/test.h"     // check, test_end
 
 // A device that counts what is allocated.
 typedef struct {
@@ -17,26 +18,6 @@ static void *alloc_(Device *device, size_t bytes) {
 static void release_(Device *device, void *pointer) {
     ((Counts *)device->state)->live -= pointer != NULL;
     free(pointer);
-}
-
-// Widths whose products are no multiples of the alignment, so that gaps would show.
-static ModelConfig config_(int bits) {
-    return (ModelConfig){.layers = 5,
-                         .channels = 36,
-                         .heads = 4,
-                         .kv_heads = bits & 1 ? 2 : 4,
-                         .head_size = 9,
-                         .ffn = 88,
-                         .vocab = 101,
-                         .max_seq = 17,
-                         .norm = bits >> 1 & 1,
-                         .position = bits >> 2 & 1,
-                         .activation = bits >> 3 & 1,
-                         .tied = bits >> 4 & 1,
-                         .qk_norm = bits >> 5 & 1,
-                         .bias = bits >> 6,
-                         .norm_eps = 1e-5,
-                         .rope_theta = 1e4};
 }
 
 typedef struct {
@@ -223,7 +204,7 @@ static int slot_faults(const Zero *z) {
             faults += (buffer.data != NULL) != wanted;
             if (!wanted) continue;
             faults += buffer.data != (const void *)at || (uintptr_t)at % 64 != 0;
-            faults += buffer.dtype != (kind == 0 ? z->dtype : kind == 1 ? DTYPE_F32 : DTYPE_BF16);
+            faults += buffer.dtype != (kind == 0 ? z->config.dtype : kind == 1 ? DTYPE_F32 : DTYPE_BF16);
             at += (size_t)count * dtype_bytes(buffer.dtype);
         }
     }
@@ -245,7 +226,7 @@ static void test_ranks(Comm *comm) {
         for (int k = bits % 3; k < CASES; k += 3) {
             const Case *c = &cases[k];
             const int world = c->tp * c->pp * c->dp, run = c->zero == 0 ? 1 : c->group > 0 ? c->group : c->dp;
-            const ModelConfig config = config_(bits);
+            const ModelConfig config = switches_config(bits);
             Model model = model_create(&config);
             const int turn = bits / 3 + k;
             const ZeroConfig settings = {turn % 2 ? DTYPE_BF16 : DTYPE_F32, turn / 2 % 2, turn / 4 % 2, bucket_bytes[turn / 8 % 4], false};
@@ -280,7 +261,7 @@ static void test_ranks(Comm *comm) {
                         check(holes == 0, "%s: the pieces of a shard group leave %d tensors unfinished", text_of(c, bits, rank), holes);
                     }
                     // the last byte of everything is there
-                    memset(z.exchange_param, 1, bytes.param_bytes), memset(z.exchange_grad, 1, bytes.grad_bytes);
+                    memset(z.param.data, 1, bytes.param_bytes), memset(z.grad.data, 1, bytes.grad_bytes);
                     memset(z.exchange_slots, 1, bytes.buffer_bytes), memset(z.adam_m.data, 1, bytes.optim_bytes / 2);
                     memset(z.adam_v.data, 1, bytes.optim_bytes / 2);
                     zero_free(&z);

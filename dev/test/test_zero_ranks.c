@@ -116,7 +116,7 @@ static int64_t weight_faults(Job *job, int unit, int step, const Buffer w[TENSOR
         const Tensor *t = &job->model.tensors[i];
         const Part *part = &job->zero.part[i];
         if (t->unit != unit) continue;
-        faults += w[t->kind].data == NULL || w[t->kind].dtype != job->zero.dtype;
+        faults += w[t->kind].data == NULL || w[t->kind].dtype != job->zero.config.dtype;
         for (int64_t k = 0; k < part->elements && faults == 0; k++) {
             int64_t run;
             faults += load(w[t->kind], k) != parameter(t, layout_global_element(t, part, k, 1, &run), step);
@@ -203,7 +203,7 @@ static void check_bytes(const Job *job, const CommCount before[3]) {
     const CommGroup *shard = z->groups[LAYOUT_SHARD], *replica = z->groups[LAYOUT_REPLICA];
     const int stage = z->layout->zero;
     const bool wires = z->config.reduce_bf16;
-    const int64_t gradient = z->elements * (wires ? 2 : 4), parameters = z->elements * (int64_t)dtype_bytes(z->dtype);
+    const int64_t gradient = z->elements * (wires ? 2 : 4), parameters = z->elements * (int64_t)dtype_bytes(z->config.dtype);
     const int64_t reduced = replica->counts[COMM_ALL_REDUCE].bytes - before[0].bytes;
     const int64_t scattered = shard->counts[COMM_REDUCE_SCATTER].bytes - before[1].bytes,
                   gathered = shard->counts[COMM_ALL_GATHER].bytes - before[2].bytes;
@@ -251,7 +251,7 @@ static void run(Comm *comm, const Case *c, uint64_t bits, uint64_t late) {
              c->zero, c->group, c->sp, (int)c->kv_heads, dtype_names[settings.dtype], settings.overlap, settings.reduce_bf16 ? "bf16" : "fp32",
              settings.bucket_bytes, config.tied, late > 0, comm->rank);
     comm_late(comm, late);
-    memset(job.zero.exchange_grad, 0xff, job.zero.bytes.grad_bytes); // NaN: what is never written must not be read
+    memset(job.zero.grad.data, 0xff, job.zero.bytes.grad_bytes); // NaN: what is never written must not be read
     memset(job.zero.exchange_slots, 0xff, job.zero.bytes.buffer_bytes);
     update(&job, 0);
     for (int step = 0; step < 2; step++) {

@@ -3,22 +3,14 @@
 # one (dev/plot_schedule.c): its rows, its boxes, and what it refuses.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
+# shellcheck source=dev/test/common.sh
+. dev/test/common.sh
 make -s build/test_trace build/plot_schedule || exit 1
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
-# Open MPI: as root, more ranks than cores, no waiting at full speed, no system call that containers forbid
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_mpi_yield_when_idle=1
-export OMPI_MCA_btl=self,vader OMPI_MCA_btl_vader_single_copy_mechanism=none OMP_NUM_THREADS=1
-passed=0 failed=0
-verdict() {
-    if [ "$1" -eq 0 ]; then
-        passed=$((passed + 1))
-        echo "  ok: $2"
-    else
-        failed=$((failed + 1))
-        echo "FAILED: $2"
-        head -5 "$dir/log" | cut -c1-300
-    fi
+# the log of what failed
+bad() {
+    failed=$((failed + 1))
+    echo "FAILED: $1"
+    head -5 "$dir/log" | cut -c1-300
 }
 ranks=1
 launch=()
@@ -119,5 +111,4 @@ build/plot_schedule --trace "$dir/odd.json" --step 1 >"$dir/step.svg" 2>"$dir/lo
     python3 -c 'import sys, xml.dom.minidom; xml.dom.minidom.parse(sys.argv[1])' "$dir/step.svg" 2>"$dir/log"
 verdict $? "hostile names, other kinds of events and spans of no time are drawn as well-formed XML"
 
-echo "$passed passed, $failed failed"
-[ $failed -eq 0 ]
+tally
