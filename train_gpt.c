@@ -748,6 +748,7 @@ typedef struct {
     double price_s;
     int64_t interval_steps;
     int64_t next_step; // with --save-every auto
+    int64_t last_step; // of the last save that was begun
 } Saving;
 
 typedef struct {
@@ -823,7 +824,7 @@ static const char *agree_on_stop(Run *run, const char *out, int64_t *tokens) {
     return own != NULL ? own : sums[1] > 0 ? "a signal to another rank" : NULL;
 }
 
-// Mean loss over the valid tokens of at most --val-batches micro-batches (a multiple of the data-parallel ranks), the same ones every time.
+// Mean loss over the valid tokens of at most --val-batches micro-batches, the same ones every time and on any number of ranks.
 static void validate(Run *run) {
     Error error = {0};
     double sums[2] = {0, 0}; // of losses, of valid tokens
@@ -835,8 +836,11 @@ static void validate(Run *run) {
         const StepBatch *batch = loader_next(&run->val, &error);
         require(run, error.code == 0, &error);
         if (batch == NULL) break;
-        sums[0] += losses_of(&run->trainer, &batch->micros[0]);
-        if (layout_speaks(&t->layout)) sums[1] += (double)batch->valid;
+        const double losses = losses_of(&run->trainer, &batch->micros[0]); // also of one too many: other ranks wait for this one's part
+        if (layout_speaks(&t->layout) && i * t->layout.mesh.dp + t->layout.mesh.at.dp < run->options.val_batches) {
+            sums[0] += losses;
+            sums[1] += (double)batch->valid;
+        }
         if (agree_on_stop(run, NULL, NULL) != NULL) return; // half a validation says nothing
     }
     comm_all_reduce(run->comm->world, sums, 2, COMM_F64, COMM_SUM);
@@ -1025,6 +1029,7 @@ static void save(Run *run, bool wait) {
     Error error = {0};
     int count;
     saving->began_ms = clock_ms();
+    saving->last_step = run->step;
     comm_heartbeat(run->comm, run->step, "saving");
     const LoaderPosition at = loader_position(&run->train);
     CheckpointSlice *slices = checkpoint_slices(t, true, &count);
@@ -1273,6 +1278,9 @@ static bool prepare(Run *run, Error *error) {
     if (o->save_every == OPTIONS_AUTO && o->mtbf == 0) return fail(error, CODE_USAGE, "--save-every auto: wanted --mtbf HOURS with it");
     if (o->trace != NULL && !trace_parse(o->trace, &run->trace_first, &run->trace_last, error)) return false;
     if (o->trace != NULL && o->out == NULL) return fail(error, CODE_USAGE, "--trace: wanted --out, the directory that gets trace.json");
+    if (o->trace != NULL && run->trace_first > o->steps) {
+        return fail(error, CODE_USAGE, "--trace: got '%.64s', wanted steps of this run (--steps %lld)", o->trace, (long long)o->steps);
+    }
     if (o->train == NULL && o->steps > 0 && !o->dry_run) {
         return fail(error, CODE_USAGE, "--train: got nothing, wanted token files (data/kjv.sh makes some; --steps 0 only validates and samples)");
     }
@@ -1495,6 +1503,7 @@ static bool check(Run *run, Model *model, PlanInput *plan, Checkpoint *checkpoin
     const bool writes = is_first(run) && o->out != NULL && !o->dry_run;
     require_all(run, !writes || checkpoint_lock(o->out, &run->lock, &error), &error);
     require_all(run, find_checkpoint(run, checkpoint, found, &error), &error);
+    require_all(run, !writes || !*found || checkpoint_clean(o->out, &error), &error); // there is a good one: leftovers are not needed
     if (*found && o->steps > 0 && run->step >= o->steps && (o->out == NULL || monitor_finished(o->out))) {
         if (is_first(run)) {
             printf("%s is at step %lld of %lld: nothing to do\n", checkpoint->directory, (long long)run->step, (long long)o->steps);
@@ -1508,6 +1517,17 @@ static bool check(Run *run, Model *model, PlanInput *plan, Checkpoint *checkpoin
     if (o->dry_run) return false;
     require_all(run, plan_fits(plan, &error), &error);
     return true;
+}
+
+// Validates and samples when that is due after a step. A wish to stop that came meanwhile (why, else NULL) saves what the step has left.
+static const char *look(Run *run, int64_t step) {
+    const Options *o = &run->options;
+    const bool validates = due(o->val_every, step) && o->val != NULL, samples = due(o->sample_every, step);
+    if (validates) validate(run);
+    if (samples) generate(run);
+    const char *stop = validates || samples ? agree_on_stop(run, o->out, NULL) : NULL;
+    if (stop != NULL && o->out != NULL && run->saving.last_step != step) save(run, true);
+    return stop;
 }
 
 int main(int argc, char **argv) {
@@ -1561,9 +1581,9 @@ int main(int argc, char **argv) {
         const bool last = step == o->steps;
         if (run.saving.written || stop != NULL) finish_save(&run);
         if (o->out != NULL && (save_due(&run, step) || (last && o->save_every != 0) || stop != NULL)) save(&run, last || stop != NULL);
-        if (due(o->val_every, step) && !last && stop == NULL) validate(&run);
-        if (due(o->sample_every, step) && !last && stop == NULL) generate(&run);
+        if (stop == NULL && !last) stop = look(&run, step);
     }
+    finish_save(&run);
     if (stop == NULL) {
         validate(&run);
         if (o->sample_every > 0 || o->prompt != NULL) generate(&run);

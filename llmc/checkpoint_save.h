@@ -2,8 +2,8 @@
 // the caller goes on; it touches host memory and files only. When to save is decided elsewhere.
 //
 // Commit: every rank writes and syncs its file in step_N.tmp/; sizes and hashes come to rank 0, which writes the manifest there, syncs
-// it, renames the directory to step_N and syncs OUT. Deleting comes after, through step_M.old. Leftovers are removed by the next save.
-// So a crash at any instant leaves the newest committed checkpoint whole.
+// it, renames the directory to step_N and syncs OUT. Deleting comes after, through step_M.old. Leftovers are removed by the next save, and by a run
+// that goes on. So a crash at any instant leaves the newest committed checkpoint whole.
 #ifndef LLMC_CHECKPOINT_SAVE_H
 #define LLMC_CHECKPOINT_SAVE_H
 
@@ -26,7 +26,7 @@ static inline bool checkpoint_clean_visit_(const char *directory, const char *na
 }
 
 // Removes what an interrupted save or deletion left.
-static inline bool checkpoint_clean_(const char *out, Error *error) { return directory_visit(out, checkpoint_clean_visit_, NULL, error); }
+static inline bool checkpoint_clean(const char *out, Error *error) { return directory_visit(out, checkpoint_clean_visit_, NULL, error); }
 
 // Deletes the checkpoints before `step` but for the newest keep-1 (keep 0: all stay). Later ones are of a course of the run
 // that was left by resuming from before them: they are the user's to delete.
@@ -194,7 +194,7 @@ static inline bool checkpoint_prepare_(CheckpointPlan_ *plan, const int64_t *cou
         const CheckpointSlice *s = &plan->slices[i];
         bytes += (s->to - s->from) * (int64_t)dtype_bytes(s->dtype) + 1024;
     }
-    return checkpoint_plan_(plan, counts, ranks, temporary, error) && checkpoint_clean_(out, error) && checkpoint_check_space_(out, bytes, error) &&
+    return checkpoint_plan_(plan, counts, ranks, temporary, error) && checkpoint_clean(out, error) && checkpoint_check_space_(out, bytes, error) &&
            (mkdir(temporary, 0777) == 0 || fail(error, CODE_IO, "%s: cannot create the directory: %s", temporary, strerror(errno)));
 }
 
@@ -415,7 +415,7 @@ static inline bool checkpoint_save_finish(CheckpointSave *save, Error *error) {
         save->plan.manifest.state = save->state;
         if (written && checkpoint_write_manifest_(save->temporary, &save->plan.manifest, &own) &&
             checkpoint_commit_(save->temporary, final, old, &own)) {
-            good = directory_sync(save->out, &own) && checkpoint_clean_(save->out, &own) && checkpoint_prune_(save->out, step, save->keep, &own);
+            good = directory_sync(save->out, &own) && checkpoint_clean(save->out, &own) && checkpoint_prune_(save->out, step, save->keep, &own);
         } else {
             Error ignored = {0}; // the first error is the one to tell; what is left takes space that others may need now
             (void)directory_remove(save->temporary, &ignored);

@@ -148,19 +148,17 @@ static inline void layout_divide_layers_(const ModelConfig *m, int parts, int64_
     const double block =
         (double)m->channels * (double)(model_q_width(m) + model_qkv_width(m) + m->ffn + model_mlp_in_width(m)); // weights of a block's products
     const double head = (double)m->channels * (double)m->vocab / block;                                         // in blocks
-    int64_t *layers = base_new((size_t)parts, sizeof *layers);
-    for (int p = 0; p < parts; p++) layers[p] = 1;
-    for (int64_t left = m->layers - parts; left > 0; left--) {
-        int cheapest = 0;
-        for (int p = 1; p < parts; p++) {
-            const double cost = (double)layers[p] + (p == parts - 1 ? head : 0);
-            if (cost <= (double)layers[cheapest]) cheapest = p;
-        }
-        layers[cheapest]++;
+    const int others = parts - 1;                                                                               // than the last
+    int64_t last = 1, left = m->layers - parts, level = 1, ahead = 0; // the others have `level` layers, the last `ahead` of them one more
+    while (left > 0) {
+        for (; left > 0 && (others == 0 || (double)last + head <= (double)level); left--) last++;
+        ahead = min_i64(left, others);
+        left -= ahead;
+        if (ahead == others) level++, ahead = 0;
     }
     begin[0] = 0;
-    for (int p = 0; p < parts; p++) begin[p + 1] = begin[p] + layers[p];
-    free(layers);
+    for (int p = 0; p < others; p++) begin[p + 1] = begin[p] + level + (p >= others - ahead);
+    begin[parts] = begin[others] + last;
 }
 
 static inline bool layout_check_(const ModelConfig *m, const Options *o, Error *error) {

@@ -109,7 +109,7 @@
     X(INT, keep, "keep", "2", 1, 1e9, "checkpoints to keep in --out")                                                                              \
     S("debug")                                                                                                                                     \
     X(TEXT, dump_grads, "dump-grads", "", 1, 4096, "write step 1's full unclipped gradients to DIR/grads.safetensors")                             \
-    X(TEXT, trace, "trace", "", 3, 64, "A:B: write what every rank did in steps A to B to OUT/trace.json (chrome://tracing, Perfetto)")            \
+    X(TEXT, trace, "trace", "", 1, 64, "A:B: write what every rank did in steps A to B to OUT/trace.json (chrome://tracing, Perfetto)")            \
     X(CHOICE, log_samples, "log-samples", "off", 0, "off|on", "put the ids of a step's sequences into its log record")
 
 #define OPTIONS_FIELD_INT(f) int64_t f;

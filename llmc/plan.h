@@ -98,34 +98,58 @@ static inline void plan_stages_text_(const Layout *layout, char *text, size_t ro
     }
 }
 
+// Do neighbouring stages between the first and the last hold as many blocks, in chunks as large?
+static inline bool plan_alike_(const Layout *layout, int stage, int other) {
+    if (other < 1 || other > layout->mesh.pp - 2) return false;
+    const Layout a = plan_layout_at(layout, stage), b = plan_layout_at(layout, other);
+    return plan_blocks(&a) == plan_blocks(&b) && layout_slot_layers(&a) == layout_slot_layers(&b);
+}
+
+// Adds the memory of a stage as a column.
+static inline bool plan_column_(PlanInput *plan, const Layout *layout, const ZeroConfig *config, int stage, int column, Error *error) {
+    PlanMemory memory;
+    size_t total;
+    const Layout view = plan_layout_at(layout, stage);
+    if (!plan_memory(&memory, plan->model, &view, config, plan->micro_batch, plan->seq, &plan->schedule, error)) return false;
+    plan->columns[column] = (PlanColumn){stage, plan_comm(plan->model, &view, config, plan->micro_batch, plan->seq, &plan->schedule)};
+    for (int i = 0; i < PLAN_CATEGORIES; i++) plan->rows[i].name = plan_category_names[i], plan->rows[i].bytes[column] = memory.bytes[i];
+    return plan_memory_total(&memory, &total, error);
+}
+
+// The stage between the first and the last whose rank holds most. In a run of stages that hold alike, activation slots grow or shrink from
+// end to end: only ends can be the largest, so that thousands of stages are as soon planned as three.
+static inline bool plan_middle_(const PlanInput *plan, const Layout *layout, const ZeroConfig *config, int *middle, Error *error) {
+    size_t largest = 0;
+    *middle = 1;
+    for (int s = 1; s < layout->mesh.pp - 1; s++) {
+        PlanMemory memory;
+        size_t total;
+        if (plan_alike_(layout, s, s - 1) && plan_alike_(layout, s, s + 1)) continue;
+        const Layout view = plan_layout_at(layout, s);
+        if (!plan_memory(&memory, plan->model, &view, config, plan->micro_batch, plan->seq, &plan->schedule, error) ||
+            !plan_memory_total(&memory, &total, error)) {
+            return false;
+        }
+        if (total > largest) largest = total, *middle = s;
+    }
+    return true;
+}
+
 static inline bool plan_columns_(PlanInput *plan, const Layout *layout, const ZeroConfig *config, Error *error) {
     const int P = layout->mesh.pp;
-    PlanMemory *memory = base_new((size_t)P, sizeof *memory);
-    size_t largest = 0;
     int middle = 1;
-    bool good = plan_memory(memory, plan->model, layout, config, plan->micro_batch, plan->seq, &plan->schedule, error);
-    for (int s = 0; s < P && good; s++) {
-        size_t total;
-        good = plan_memory_total(&memory[s], &total, error);
-        if (s > 0 && s < P - 1 && total > largest) largest = total, middle = s;
-    }
     plan->column_count = P <= PLAN_COLUMNS ? P : 3;
-    for (int c = 0; c < plan->column_count && good; c++) {
+    if (P > PLAN_COLUMNS && !plan_middle_(plan, layout, config, &middle, error)) return false;
+    for (int c = 0; c < plan->column_count; c++) {
         const int stage = P <= PLAN_COLUMNS || c == 0 ? c : c == 1 ? middle : P - 1;
-        const Layout view = plan_layout_at(layout, stage);
-        plan->columns[c] = (PlanColumn){stage, plan_comm(plan->model, &view, config, plan->micro_batch, plan->seq, &plan->schedule)};
+        if (!plan_column_(plan, layout, config, stage, c, error)) return false;
     }
-    for (int i = 0; i < PLAN_CATEGORIES && good; i++) {
-        PlanRow row = {.name = plan_category_names[i]};
+    for (int i = 0; i < PLAN_CATEGORIES; i++) { // what no rank has is left out
         bool any = false;
-        for (int c = 0; c < plan->column_count; c++) {
-            row.bytes[c] = memory[plan->columns[c].stage].bytes[i];
-            any = any || row.bytes[c] > 0;
-        }
-        if (any) plan->rows[plan->row_count++] = row;
+        for (int c = 0; c < plan->column_count; c++) any = any || plan->rows[i].bytes[c] > 0;
+        if (any) plan->rows[plan->row_count++] = plan->rows[i];
     }
-    free(memory);
-    return good;
+    return true;
 }
 
 // What follows from the flags, for `world` ranks, or false with the flag that makes it impossible. The caller adds what it knows of data and

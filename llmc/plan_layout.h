@@ -134,28 +134,20 @@ static inline bool plan_memory_total(const PlanMemory *memory, size_t *total, Er
     return true;
 }
 
-// Memory of a rank of every stage, into memory (pp). layout: of a rank on stage 0.
+// Memory of the layout's rank.
 static inline bool plan_memory(PlanMemory *memory, const Model *model, const Layout *layout, const ZeroConfig *config, int64_t micro_batch,
                                int64_t seq, const ScheduleShape *schedule, Error *error) {
-    ZeroBytes bytes = {0};
-    int64_t blocks = -1; // of the stage before
-    for (int s = 0; s < layout->mesh.pp; s++) {
-        const Layout view = plan_layout_at(layout, s);
-        const bool like_before = s > 1 && s < layout->mesh.pp - 1 && plan_blocks(&view) == blocks; // stages between first and last
-        blocks = plan_blocks(&view);
-        if (!like_before) bytes = zero_bytes(model, &view, config);
-        const PlanBuffers b = plan_buffers(schedule, s);
-        const ActivationShape shape = {.dtype = config->dtype,
-                                       .micro_batch = micro_batch,
-                                       .seq = seq,
-                                       .slots = b.slots,
-                                       .inputs = b.inputs,
-                                       .gradients = b.gradients,
-                                       .stashes = b.stashes};
-        plan_state_(&memory[s], &bytes);
-        if (!plan_activations_(&memory[s], &view, &shape, error)) return false;
-    }
-    return true;
+    const ZeroBytes bytes = zero_bytes(model, layout, config);
+    const PlanBuffers b = plan_buffers(schedule, layout->mesh.at.pp);
+    const ActivationShape shape = {.dtype = config->dtype,
+                                   .micro_batch = micro_batch,
+                                   .seq = seq,
+                                   .slots = b.slots,
+                                   .inputs = b.inputs,
+                                   .gradients = b.gradients,
+                                   .stashes = b.stashes};
+    plan_state_(memory, &bytes);
+    return plan_activations_(memory, layout, &shape, error);
 }
 
 #endif

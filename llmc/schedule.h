@@ -149,16 +149,18 @@ static inline int64_t schedule_order_(const ScheduleShape *shape, int stage, Act
 typedef struct {
     bool *taken;
     int size; // indices ever taken
+    int free; // none below this one is
 } SchedulePool_;
 static inline int schedule_take_(SchedulePool_ *pool) {
-    int index = 0;
-    while (index < pool->size && pool->taken[index]) index++;
-    if (index == pool->size) pool->size++;
-    pool->taken[index] = true;
-    return index;
+    while (pool->free < pool->size && pool->taken[pool->free]) pool->free++;
+    if (pool->free == pool->size) pool->size++;
+    pool->taken[pool->free] = true;
+    return pool->free;
 }
 static inline void schedule_release_(SchedulePool_ *pool, int index) {
-    if (index >= 0) pool->taken[index] = false;
+    if (index < 0) return;
+    pool->taken[index] = false;
+    if (index < pool->free) pool->free = index;
 }
 
 // A list under construction.

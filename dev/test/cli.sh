@@ -105,6 +105,29 @@ tiny 2 '--save-every auto.*--mtbf' --save-every auto --out "$dir/out"
 tiny 2 '--mtbf' --save-every auto --mtbf 0 --out "$dir/out"
 tiny 2 '--async-save.*off|on' --async-save maybe
 
+echo "layouts"
+tiny 2 '--tp.*4.*ranks' --tp 4
+tiny 2 '--tp.*wanted 1 to' --tp 0
+tiny 2 '--pp.*ranks, 1' --pp 2
+tiny 2 '--zero' --zero 4
+tiny 2 '--virtual-stages.*1f1b' --layers 2 --virtual-stages 2
+tiny 2 '--shard-group.*--zero 0' --shard-group 1
+tiny 2 '--bucket-mb.*--zero 2' --zero 2 --bucket-mb 1
+tiny 2 '--pp-schedule.*gpipe.1f1b' --pp-schedule pipedream
+tiny 2 '--world.*--dry-run' --world 8
+tiny 2 '--world' --dry-run --world 0
+tiny 2 '--tp 8.*--heads 2' --dry-run --world 8 --tp 8
+tiny 2 '--pp 4.*1 layers' --dry-run --world 4 --pp 4
+tiny 2 "--trace: got '2', wanted A:B" --trace 2 --out "$dir/trace"
+tiny 2 "--trace: got 'x:3'" --trace x:3 --out "$dir/trace"
+tiny 2 '--trace: got .3:4., wanted steps of this run' --trace 3:4 --out "$dir/trace"
+tiny 2 '--trace: wanted --out' --trace 1:2
+tiny 2 '--save-every auto: wanted --mtbf' --save-every auto --out "$dir/auto"
+# plans of absurd sizes are quick, too
+expect 0 - --dry-run --model llama3-405b --world 1048576 --tp 8 --pp 16 --global-batch 65536 --micro-batch 1
+expect 0 - --dry-run --layers 65536 --channels 128 --heads 1 --world 1048576 --pp 65536 --global-batch 1048576
+expect 0 - --dry-run --world 4096 --pp 256 --pp-schedule interleaved --virtual-stages 16 --layers 4096 --global-batch 65536
+
 echo "token files"
 expect 2 '--train' --layers 1 --channels 32 --heads 2 --steps 1
 tiny 3 '--train.*none' --train "$dir/none.bin"

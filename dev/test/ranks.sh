@@ -59,6 +59,10 @@ run 4 "$dir/moved" --dropout 0.1 --save-every 1 --steps 5 --schedule constant &&
     close "$(field "$dir/moved" loss)" "$(field "$dir/onto2" loss)" 1e-5
 verdict $? "saved by 4 ranks, resumed by 2: losses"
 
+run 1 "$dir/val1" --global-batch 12 --val-batches 4 --val-every 2 && run 3 "$dir/val3" --global-batch 12 --val-batches 4 --val-every 2 &&
+    close "$(field "$dir/val1" val_loss)" "$(field "$dir/val3" val_loss)" 1e-5
+verdict $? "4 micro-batches of validation are the same ones on 3 ranks"
+
 echo "endings"
 # expect CODE RANKS PATTERN FLAG...: exit code, exactly one line of ours on stderr
 expect() {
@@ -96,5 +100,18 @@ wait $launcher
 status=$?
 [ $status -eq 7 ] && [ "$(ls -d "$dir"/stopped/step_* | wc -l)" -eq 1 ]
 verdict $? "SIGUSR1 to one rank: all stop, saved, exit $status"
+
+
+# a signal during a validation: the run stops at the step it has done
+timeout 60 mpirun -np 2 --bind-to none "$train" "${common[@]}" "${big[@]}" --val-every 2 --val-batches 100000 --steps 6 --val "$dir/train.bin" --seq 2 \
+    --out "$dir/looking" >"$dir/stdout" 2>"$dir/stderr" </dev/null &
+launcher=$!
+wait_for_step "$dir/looking"
+sleep 0.5
+pkill -USR1 -n -f "^$train .*--out $dir/looking"
+wait $launcher
+status=$?
+[ $status -eq 7 ] && [ "$(ls "$dir/looking" | grep step_)" = step_00000002 ] && [ "$(field "$dir/looking" loss | wc -l)" -eq 2 ]
+verdict $? "SIGUSR1 during a validation: exit $status, $(ls "$dir/looking" | grep step_ | tr '\n' ' ')"
 
 tally
