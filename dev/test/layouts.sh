@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Layouts of the trainer on 1, 2, 4 and 8 ranks against one rank (test_layouts); the same bits when ranks talk by messages only, or are taken
-# for those of two hosts.
+# for those of two hosts; a few under AddressSanitizer.
 #
 # usage: layouts.sh [--full]                  the covering lists; every legal layout (hours)
 #        layouts.sh PROGRAM RANKS WORD...     one layout by its words (layout_cases.h), then what may not change its bits
@@ -50,6 +50,12 @@ for ranks in 2 4; do
             diff "$dir/bits.first" "$dir/bits" | sed 's/^/    | /'
         fi
     done
+done
+
+make -s build/test_layouts_asan || exit 1
+for words in "tp2.pp2 sp zb m4" "tp2.pp1 z3 sp m2" "tp1.pp2 z2 zb m3"; do
+    # shellcheck disable=SC2086
+    job "AddressSanitizer, $words" 4 env ASAN_OPTIONS=detect_leaks=0 build/test_layouts_asan $words # MPI leaks
 done
 
 tally
