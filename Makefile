@@ -127,6 +127,54 @@ $(BUILD)/fuzz_%: dev/fuzz/fuzz_%.c $(HEADERS) Makefile
 	@mkdir -p $(BUILD)
 	$(CLANG) $(BASE_FLAGS) $(DEFINES) -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all $< -o $@ $(LIBS)
 
+# ----------------------------------------------------------------------------
+# The CUDA device: by nvcc for GPUs (make test_gptcu), by a C++ compiler for the simulated device (make sim; forms _asan and _race).
+CUDA ?= $(firstword $(wildcard /usr/local/cuda /opt/cuda) /usr/local/cuda)
+NVCC ?= $(CUDA)/bin/nvcc
+CUDA_ARCH ?= 80 90a
+CU_SOURCES := train_gpt.cu $(wildcard llmc/cuda/*.cuh llmc/cuda/*.h)
+CU_TESTS := test_gpt.cu $(wildcard dev/test/cuda/*.cuh dev/test/cuda/*.h)
+NVCC_FLAGS := -std=c++17 -O3 -lineinfo -I. --threads 2 $(foreach a,$(CUDA_ARCH),-gencode arch=compute_$(a),code=sm_$(a)) -Xcompiler -Wall,-Wextra,-Wno-unused-function
+# the simulator itself is never instrumented: it checks ranges and races by itself
+SIM_NAMES := simcu simcu_ptx simcu_hopper simcublaslt simnccl
+SIM_INCLUDES := -I. -Idev/cudasim/include -isystem $(CUDA)/include -DOMPI_SKIP_MPICXX $(patsubst -I%,-isystem %,$(MPI_FLAGS))
+SIM_WARN := -Wall -Wextra -Wno-unknown-pragmas -Wno-unused-parameter -Wno-unused-function
+SIM_KERNELS := -std=c++17 -g -x c++ -fno-strict-aliasing $(SIM_WARN) $(SIM_INCLUDES)
+SIM_RUNTIME := -std=c++17 -O2 -g $(SIM_WARN) -Wno-cast-function-type $(SIM_INCLUDES)
+SIM_fast := -O2
+SIM_asan := -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+SIM_race := -O1 -fsanitize=thread --param tsan-instrument-func-entry-exit=0
+SIM_LINK_fast :=
+SIM_LINK_asan := $(SIM_asan)
+SIM_LINK_race :=
+SIM_DEFINE_asan := -DSIMCU_ASAN
+SIM_DEFINE_race := -DSIMCU_RACE
+SIM_EXTRA_race := $(BUILD)/sim/simcu_race.race.o
+
+define SIM_FORM
+$(BUILD)/sim/%.$(1).o: dev/cudasim/%.cc dev/cudasim/simcu_rt.h Makefile
+	@mkdir -p $(BUILD)/sim
+	g++ $(SIM_RUNTIME) $(SIM_DEFINE_$(1)) -c $$< -o $$@
+$(BUILD)/sim/%.cu.$(1).o: %.cu $(CU_SOURCES) $(CU_TESTS) dev/cudasim/simcu.h Makefile
+	@mkdir -p $(BUILD)/sim
+	g++ $(SIM_KERNELS) $(SIM_$(1)) -c $$< -o $$@
+endef
+$(foreach form,fast asan race,$(eval $(call SIM_FORM,$(form))))
+.SECONDARY:
+$(BUILD)/cpu_device.o: dev/test/cuda/cpu_device.c $(HEADERS) Makefile
+	@mkdir -p $(BUILD)
+	$(COMPILE) -c $< -o $@
+SIM_LIBS := -rdynamic -fopenmp $(LIBS) $(if $(HAVE_MPI),$(MPI_LIBS))
+define SIM_TEST
+test_gptcu_sim$(2): $(BUILD)/sim/test_gpt.cu.$(1).o $(BUILD)/sim/train_gpt.cu.$(1).o $(BUILD)/cpu_device.o $(SIM_NAMES:%=$(BUILD)/sim/%.$(1).o) $(SIM_EXTRA_$(1))
+	g++ $(SIM_LINK_$(1)) $$^ $(SIM_LIBS) -o $$@
+endef
+$(eval $(call SIM_TEST,fast,))
+$(eval $(call SIM_TEST,asan,_asan))
+$(eval $(call SIM_TEST,race,_race))
+test_gptcu: test_gpt.cu train_gpt.cu $(CU_SOURCES) $(CU_TESTS) $(BUILD)/cpu_device.o Makefile
+	$(NVCC) $(NVCC_FLAGS) test_gpt.cu train_gpt.cu $(BUILD)/cpu_device.o -o $@ -Xcompiler -fopenmp $(filter-out -Wl%,$(LIBS)) -lcublasLt
+
 # Every header compiles alone.
 headers:
 	@mkdir -p $(BUILD)
@@ -173,6 +221,6 @@ mutants:
 	python3 dev/mutants/run.py
 
 clean:
-	rm -rf $(BUILD) train_gpt train_gpt_asan tokenize tokenize_asan test_gpt test_gpt_asan
+	rm -rf $(BUILD) train_gptcu test_gptcu *_sim *_sim_asan *_sim_race train_gpt train_gpt_asan tokenize tokenize_asan test_gpt test_gpt_asan
 
 .PHONY: all help banner headers syntax $(SYNTAX) format unit unit-asan fuzzers schedules bench crash layouts-full mutants clean

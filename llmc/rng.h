@@ -7,6 +7,13 @@
 #include <math.h>   // sqrt, log, cos, sin
 #include <stdint.h> // uint32_t
 
+// Kernels call the same functions.
+#ifdef __CUDACC__
+#define RNG_FUNCTION static inline __host__ __device__
+#else
+#define RNG_FUNCTION static inline
+#endif
+
 typedef struct {
     uint32_t x[4];
 } Philox;
@@ -14,7 +21,7 @@ typedef struct {
 // What a stream of numbers is for: part of the key, so that no two uses share numbers.
 enum { RNG_INIT = 1, RNG_DROPOUT = 2, RNG_SAMPLE = 3, RNG_SHUFFLE = 4, RNG_TEST = 5 };
 
-static inline Philox philox(uint64_t key, uint64_t counter_low, uint64_t counter_high) {
+RNG_FUNCTION Philox philox(uint64_t key, uint64_t counter_low, uint64_t counter_high) {
     uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
     uint32_t c0 = (uint32_t)counter_low, c1 = (uint32_t)(counter_low >> 32);
     uint32_t c2 = (uint32_t)counter_high, c3 = (uint32_t)(counter_high >> 32);
@@ -24,11 +31,12 @@ static inline Philox philox(uint64_t key, uint64_t counter_low, uint64_t counter
         c1 = (uint32_t)p1, c3 = (uint32_t)p0, c0 = n0, c2 = n2;
         k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
     }
-    return (Philox){{c0, c1, c2, c3}};
+    const Philox result = {{c0, c1, c2, c3}};
+    return result;
 }
 
 // splitmix64's finaliser: spreads a small integer (a seed) over 64 bits.
-static inline uint64_t rng_mix(uint64_t x) {
+RNG_FUNCTION uint64_t rng_mix(uint64_t x) {
     x += 0x9E3779B97F4A7C15ull;
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
     x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
@@ -58,7 +66,7 @@ static inline float rng_normal(uint64_t key, uint64_t tensor_id, uint64_t elemen
 // One Philox call serves 8 consecutive channels. `site` names the place in the network (2*layer, 2*layer+1; embedding
 // 0xffffff), `token` is the token's index in the global batch of the step.
 static inline uint64_t rng_dropout_key(uint64_t seed, uint64_t step) { return rng_mix(rng_key(seed, RNG_DROPOUT) ^ rng_mix(step)); }
-static inline void rng_dropout_bits(uint64_t key, uint32_t site, uint64_t token, uint32_t channel_group, uint16_t bits[8]) {
+RNG_FUNCTION void rng_dropout_bits(uint64_t key, uint32_t site, uint64_t token, uint32_t channel_group, uint16_t bits[8]) {
     Philox r = philox(key, token, (uint64_t)site << 32 | channel_group);
     for (int i = 0; i < 4; i++) bits[2 * i] = (uint16_t)r.x[i], bits[2 * i + 1] = (uint16_t)(r.x[i] >> 16);
 }

@@ -1,0 +1,67 @@
+// cuda.cuh: what the families of kernels share on the host: checks, the state of the CUDA device, its scratch memory. No kernels, no ops.
+//
+// Every op is enqueued on the compute stream and returns at once. Copies to and from the host are in memory.cuh.
+#ifndef LLMC_CUDA_CUDA_CUH
+#define LLMC_CUDA_CUDA_CUH
+
+#include "llmc/device.h"    // Device, Buffer
+#include "llmc/precision.h" // Dtype
+#include <cstdint>          // int64_t
+#include <cstdio>           // fprintf
+#include <cstdlib>          // _Exit
+#include <cuda_bf16.h>      // __nv_bfloat16
+#include <cuda_runtime.h>   // cudaStream_t, cudaError_t
+
+typedef __nv_bfloat16 bf16;
+
+// A call into CUDA that fails ends the process: memory of the device may hold anything after it.
+[[noreturn]] static inline void cuda_fail(const char *call, const char *what) {
+    fprintf(stderr, "train_gpt: CUDA: %s: %s\n", call, what);
+    fflush(stderr);
+    _Exit(6); // CODE_COMM: a device is lost, as a rank is
+}
+static inline void cuda_check(cudaError_t result, const char *call) {
+    if (result != cudaSuccess) cuda_fail(call, cudaGetErrorString(result));
+}
+
+// Device.state of the CUDA device.
+struct CudaDevice {
+    int ordinal;             // CUDA's number of the device
+    int sm_count;            // streaming multiprocessors
+    cudaStream_t compute;    // every op
+    void *scratch;           // of one op at a time, on the compute stream
+    size_t scratch_bytes;    // grows to the most that any op has asked for
+    int64_t launches;        // kernels started
+    struct CublasLt *matmul; // llmc/cuda/matmul.cuh
+    struct CudaCopies *copies; // llmc/cuda/memory.cuh
+};
+
+static inline CudaDevice *cuda_of(Device *device) { return (CudaDevice *)device->state; }
+
+// Memory for one op's partial results, 256-byte aligned, valid until the next call. Growing waits for the device: it happens in a run's first step only.
+static inline void *cuda_scratch(CudaDevice *device, size_t bytes) {
+    if (bytes > device->scratch_bytes) {
+        cuda_check(cudaStreamSynchronize(device->compute), "cudaStreamSynchronize");
+        if (device->scratch != nullptr) cuda_check(cudaFree(device->scratch), "cudaFree");
+        cuda_check(cudaMalloc(&device->scratch, bytes), "cudaMalloc (scratch)");
+        device->scratch_bytes = bytes;
+    }
+    return device->scratch;
+}
+
+// ----------------------------------------------------------------------------
+// Storage types in kernels: arithmetic is always in float.
+
+static __device__ __forceinline__ float to_float(float x) { return x; }
+static __device__ __forceinline__ float to_float(bf16 x) { return __bfloat162float(x); }
+template <class T> static __device__ __forceinline__ T from_float(float x);
+template <> __device__ __forceinline__ float from_float<float>(float x) { return x; }
+template <> __device__ __forceinline__ bf16 from_float<bf16>(float x) { return __float2bfloat16(x); }
+
+// 16 bytes of T, loaded and stored at once; a pointer to it must be 16-byte aligned.
+template <class T> struct alignas(16) Pack {
+    static constexpr int size = 16 / sizeof(T);
+    T at[size];
+};
+
+#endif

@@ -1,0 +1,38 @@
+// train_gpt.cu: the CUDA device: gathers llmc/cuda/*.cuh into one unit and fills the device table (llmc/device.h) for the trainer, which stays C
+// (train_gpt.c). Built by nvcc for GPUs, and by a C++ compiler for the simulated device (dev/cudasim).
+#include "llmc/cuda/cast.cuh"   // cuda_cast, cuda_accumulate
+#include "llmc/cuda/cuda.cuh"   // CudaDevice
+#include "llmc/cuda/device.h"   // device_cuda
+#include "llmc/cuda/memory.cuh" // cuda_alloc, cuda_copy_*
+
+// Opens device `ordinal` and fills the table.
+Device device_cuda(int ordinal) {
+    CudaDevice *c = new CudaDevice();
+    c->ordinal = ordinal;
+    cuda_check(cudaSetDevice(ordinal), "cudaSetDevice");
+    cudaDeviceProp properties;
+    cuda_check(cudaGetDeviceProperties(&properties, ordinal), "cudaGetDeviceProperties");
+    c->sm_count = properties.multiProcessorCount;
+    cuda_check(cudaStreamCreateWithFlags(&c->compute, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+    Device device = {};
+    device.name = "cuda";
+    device.state = c;
+    device.alloc = cuda_alloc;
+    device.release = cuda_release;
+    device.copy_in = cuda_copy_in;
+    device.copy_out = cuda_copy_out;
+    device.zero = cuda_zero;
+    device.synchronize = cuda_synchronize;
+    device.cast = cuda_cast;
+    device.accumulate = cuda_accumulate;
+    return device;
+}
+
+void device_cuda_close(Device *device) {
+    CudaDevice *c = cuda_of(device);
+    cuda_check(cudaStreamSynchronize(c->compute), "cudaStreamSynchronize");
+    if (c->scratch != nullptr) cuda_check(cudaFree(c->scratch), "cudaFree");
+    cuda_check(cudaStreamDestroy(c->compute), "cudaStreamDestroy");
+    delete c;
+    device->state = nullptr;
+}
