@@ -136,11 +136,12 @@ CU_SOURCES := train_gpt.cu $(wildcard llmc/cuda/*.cuh llmc/cuda/*.h)
 CU_TESTS := test_gpt.cu $(wildcard dev/test/cuda/*.cuh dev/test/cuda/*.h)
 NVCC_FLAGS := -std=c++17 -O3 -lineinfo -I. --threads 2 $(foreach a,$(CUDA_ARCH),-gencode arch=compute_$(a),code=sm_$(a)) -Xcompiler -Wall,-Wextra,-Wno-unused-function
 # the simulator itself is never instrumented: it checks ranges and races by itself
-SIM_NAMES := simcu simcu_ptx simcu_hopper simcublaslt simnccl
+SIM_HEADERS := $(wildcard dev/cudasim/*.h dev/cudasim/include/*.h)
+SIM_NAMES := $(filter-out simcu_race,$(patsubst dev/cudasim/%.cc,%,$(wildcard dev/cudasim/*.cc)))
 SIM_INCLUDES := -I. -Idev/cudasim/include -isystem $(CUDA)/include -DOMPI_SKIP_MPICXX $(patsubst -I%,-isystem %,$(MPI_FLAGS))
 SIM_WARN := -Wall -Wextra -Wno-unknown-pragmas -Wno-unused-parameter -Wno-unused-function
 SIM_KERNELS := -std=c++17 -g -x c++ -fno-strict-aliasing $(SIM_WARN) $(SIM_INCLUDES)
-SIM_RUNTIME := -std=c++17 -O2 -g $(SIM_WARN) -Wno-cast-function-type $(SIM_INCLUDES)
+SIM_RUNTIME := -std=c++17 -O3 -g $(TUNE) $(SIM_WARN) -Wno-cast-function-type $(SIM_INCLUDES)
 SIM_fast := -O2
 SIM_asan := -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 SIM_race := -O1 -fsanitize=thread --param tsan-instrument-func-entry-exit=0
@@ -152,10 +153,10 @@ SIM_DEFINE_race := -DSIMCU_RACE
 SIM_EXTRA_race := $(BUILD)/sim/simcu_race.race.o
 
 define SIM_FORM
-$(BUILD)/sim/%.$(1).o: dev/cudasim/%.cc dev/cudasim/simcu_rt.h Makefile
+$(BUILD)/sim/%.$(1).o: dev/cudasim/%.cc $(SIM_HEADERS) Makefile
 	@mkdir -p $(BUILD)/sim
 	g++ $(SIM_RUNTIME) $(SIM_DEFINE_$(1)) -c $$< -o $$@
-$(BUILD)/sim/%.cu.$(1).o: %.cu $(CU_SOURCES) $(CU_TESTS) dev/cudasim/simcu.h Makefile
+$(BUILD)/sim/%.cu.$(1).o: %.cu $(CU_SOURCES) $(CU_TESTS) $(SIM_HEADERS) Makefile
 	@mkdir -p $(BUILD)/sim
 	g++ $(SIM_KERNELS) $(SIM_$(1)) -c $$< -o $$@
 endef
