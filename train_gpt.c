@@ -811,17 +811,20 @@ static void require_all(Run *run, bool good, Error *error) {
 
 static bool due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
 
-// Whether any rank was asked to stop (why, else NULL), the tokens of all ranks (optional), and whether all have written what they save: told
-// between two steps, so that all ranks stop, or commit, at the same one. `out`: where a file `stop` asks too.
+// Why any rank was asked to stop (else NULL), the tokens of all ranks (optional), and whether all have written what they save: told between two
+// steps, so that all ranks stop, or commit, at the same one, and give the same reason. `out`: where a file `stop` asks too.
 static const char *agree_on_stop(Run *run, const char *out, int64_t *tokens) {
-    const char *own = signals_stop_requested(is_first(run) ? out : NULL);
+    const StopReason own = signals_stop_requested(is_first(run) ? out : NULL);
     const CheckpointSave *save = &run->saving.save;
-    int64_t sums[3] = {tokens != NULL && layout_speaks(&run->layout) ? *tokens : 0, own != NULL,
-                       save->comm != NULL && !checkpoint_save_written(save)};
-    comm_all_reduce(run->comm->world, sums, 3, COMM_I64, COMM_SUM);
+    int64_t sums[2 + STOP_REASONS] = {tokens != NULL && layout_speaks(&run->layout) ? *tokens : 0,
+                                      save->comm != NULL && !checkpoint_save_written(save)}; // then how many ranks have a reason
+    sums[2 + own]++;
+    comm_all_reduce(run->comm->world, sums, 2 + STOP_REASONS, COMM_I64, COMM_SUM);
     if (tokens != NULL) *tokens = sums[0];
-    run->saving.written = sums[2] == 0;
-    return own != NULL ? own : sums[1] > 0 ? "a signal to another rank" : NULL;
+    run->saving.written = sums[1] == 0;
+    int reason = STOP_REASONS - 1;
+    while (reason > STOP_NONE && sums[2 + reason] == 0) reason--;
+    return stop_reason_names[reason];
 }
 
 // Mean loss over the valid tokens of at most --val-batches micro-batches, the same ones every time and on any number of ranks.
@@ -886,7 +889,7 @@ static int32_t next_token(Run *run, const int32_t *context, int64_t count, int64
     const SamplingConfig sampling = {o->temperature, o->top_k, o->top_p};
     int64_t id = -1;
     if (mesh->at.dp == 0 || t->layout.zero == 3) next_logits(t, context, count, logits);
-    if (mesh->rank == speaker && signals_stop_requested(NULL) == NULL) {
+    if (mesh->rank == speaker && signals_stop_requested(NULL) == STOP_NONE) {
         const Philox r = philox(rng_key((uint64_t)o->seed, RNG_SAMPLE), (uint64_t)run->step, (uint64_t)number);
         id = sampling_choose(logits, run->config.vocab, sampling, (double)r.x[0] / 4294967296.0);
     }
