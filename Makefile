@@ -49,7 +49,7 @@ LIBS := $(BLAS_LIBS_$(BLAS)) -ljansson -lm -lpthread $(if $(HAVE_MPI),-Wl$(comma
 COMPILE = $(CC) $(BASE_FLAGS) $(DEFINES) $(CFLAGS)
 SANITIZE := -O1 -g $(TUNE) -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 
-HEADERS := $(wildcard llmc/*.h llmc/cpu/*.h dev/test/*.h)
+HEADERS := $(wildcard llmc/*.h llmc/cpu/*.h llmc/cuda/*.h dev/test/*.h)
 UNIT_TESTS := $(patsubst dev/test/%.c,$(BUILD)/%,$(wildcard dev/test/test_*.c))
 FUZZERS := $(patsubst dev/fuzz/%.c,$(BUILD)/%,$(wildcard dev/fuzz/fuzz_*.c))
 BENCHES := $(patsubst dev/bench/%.c,$(BUILD)/%,$(wildcard dev/bench/bench_*.c))
@@ -172,6 +172,20 @@ endef
 $(eval $(call SIM_TEST,fast,))
 $(eval $(call SIM_TEST,asan,_asan))
 $(eval $(call SIM_TEST,race,_race))
+# The trainer itself: C, with --device cuda.
+$(BUILD)/train_gpt.cuda.o: train_gpt.c $(HEADERS) Makefile
+	@mkdir -p $(BUILD)
+	$(COMPILE) -DUSE_CUDA -c $< -o $@
+define SIM_TRAIN
+train_gptcu_sim$(2): $(BUILD)/train_gpt.cuda.o $(BUILD)/sim/train_gpt.cu.$(1).o $(SIM_NAMES:%=$(BUILD)/sim/%.$(1).o) $(SIM_EXTRA_$(1))
+	g++ $(SIM_LINK_$(1)) $$^ $(SIM_LIBS) -o $$@
+endef
+$(eval $(call SIM_TRAIN,fast,))
+$(eval $(call SIM_TRAIN,asan,_asan))
+$(eval $(call SIM_TRAIN,race,_race))
+train_gptcu: $(BUILD)/train_gpt.cuda.o train_gpt.cu $(CU_SOURCES) Makefile
+	$(NVCC) $(NVCC_FLAGS) train_gpt.cu $< -o $@ -Xcompiler -fopenmp $(filter-out -Wl%,$(LIBS)) -lcublasLt
+sim: test_gptcu_sim train_gptcu_sim
 test_gptcu: test_gpt.cu train_gpt.cu $(CU_SOURCES) $(CU_TESTS) $(BUILD)/cpu_device.o Makefile
 	$(NVCC) $(NVCC_FLAGS) test_gpt.cu train_gpt.cu $(BUILD)/cpu_device.o -o $@ -Xcompiler -fopenmp $(filter-out -Wl%,$(LIBS)) -lcublasLt
 
@@ -223,4 +237,4 @@ mutants:
 clean:
 	rm -rf $(BUILD) train_gptcu test_gptcu *_sim *_sim_asan *_sim_race train_gpt train_gpt_asan tokenize tokenize_asan test_gpt test_gpt_asan
 
-.PHONY: all help banner headers syntax $(SYNTAX) format unit unit-asan fuzzers schedules bench crash layouts-full mutants clean
+.PHONY: sim all help banner headers syntax $(SYNTAX) format unit unit-asan fuzzers schedules bench crash layouts-full mutants clean

@@ -25,7 +25,7 @@ int main(int argc, char **argv) {
         family.test(&t);
     }
     const bool good = compare_report(&t);
-    device_cuda_close(&cuda);
+    cuda.close(&cuda);
     cpu_device_close(&cpu);
     return good ? 0 : 1;
 }

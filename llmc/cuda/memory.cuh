@@ -3,6 +3,7 @@
 #define LLMC_CUDA_MEMORY_CUH
 
 #include "llmc/cuda/cuda.cuh" // cuda_of, cuda_check
+#include <cstring>            // memset
 
 static void *cuda_alloc(Device *device, size_t bytes) {
     void *pointer = nullptr;
@@ -40,6 +41,23 @@ static void cuda_copy_out(Device *device, void *to_host, const void *from_device
 static void cuda_zero(Device *device, void *pointer, size_t bytes) {
     if (bytes > 0) cuda_check(cudaMemsetAsync(pointer, 0, bytes, cuda_of(device)->compute), "cudaMemsetAsync");
 }
+
+static void *cuda_host_alloc(Device *, size_t bytes) {
+    void *pointer = nullptr;
+    cuda_check(cudaMallocHost(&pointer, bytes == 0 ? 1 : bytes), "cudaMallocHost");
+    memset(pointer, 0, bytes);
+    return pointer;
+}
+
+static void cuda_host_release(Device *, void *pointer) { cuda_check(cudaFreeHost(pointer), "cudaFreeHost"); }
+
+static void cuda_copy_out_start(Device *device, int slot, void *to, const void *from_device, size_t bytes) {
+    CudaDevice *c = cuda_of(device);
+    cuda_check(cudaMemcpyAsync(to, from_device, bytes, cudaMemcpyDeviceToHost, c->compute), "cudaMemcpyAsync");
+    cuda_check(cudaEventRecord(c->read[slot], c->compute), "cudaEventRecord");
+}
+
+static void cuda_copy_out_finish(Device *device, int slot) { cuda_check(cudaEventSynchronize(cuda_of(device)->read[slot]), "cudaEventSynchronize"); }
 
 static void cuda_synchronize(Device *device) { cuda_check(cudaStreamSynchronize(cuda_of(device)->compute), "cudaStreamSynchronize"); }
 
