@@ -1,5 +1,5 @@
-// block.cuh: eight neighbouring elements of a row of either storage type, as floats: the unit that a thread of a memory-bound kernel works on (and the
-// channels of one draw of dropout). No kernels, no ops.
+// block.cuh: eight neighbouring elements of a row of either storage type, as floats: the unit that a thread of a memory-bound kernel works on (and
+// the channels of one draw of dropout). No kernels, no ops.
 //
 // Rows whose elements are a multiple of eight and whose buffers are 16-byte aligned are moved as packs; all others element by element.
 #ifndef LLMC_CUDA_BLOCK_CUH
@@ -20,9 +20,9 @@ template <class T> struct Unit {
 // Elements c .. c+7 of a row (C), c a multiple of 8; those past its end are zero.
 template <class T> static __device__ __forceinline__ Unit<T> unit_load(const T *row, int64_t c, int64_t C, bool packed) {
     Unit<T> unit;
-    if (packed && c < C) {
+    if (packed) {
 #pragma unroll
-        for (int k = 0; k < Unit<T>::packs; k++) unit.pack[k] = reinterpret_cast<const Pack<T> *>(row + c)[k];
+        for (int k = 0; k < Unit<T>::packs; k++) unit.pack[k] = c < C ? reinterpret_cast<const Pack<T> *>(row + c)[k] : Pack<T>{};
     } else {
 #pragma unroll
         for (int i = 0; i < UNIT; i++) unit.set(i, c + i < C ? to_float(row[c + i]) : 0.0f);

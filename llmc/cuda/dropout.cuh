@@ -1,5 +1,5 @@
-// dropout.cuh: the dropout mask of rng.h for eight channels of a token, and dropout's backward, on the CUDA device. Forward is fused into the ops that have a
-// dropout (norm.cuh, embedding.cuh).
+// dropout.cuh: the dropout mask of rng.h for eight channels of a token, and dropout's backward, on the CUDA device. Forward is fused into the ops
+// that have a dropout (norm.cuh, embedding.cuh).
 #ifndef LLMC_CUDA_DROPOUT_CUH
 #define LLMC_CUDA_DROPOUT_CUH
 
@@ -19,10 +19,12 @@ struct DropoutDraw {
 
 static inline DropoutDraw dropout_draw(const Dropout *dropout) {
     if (!dropout_active(dropout)) return DropoutDraw{};
-    return {dropout->key, dropout->site, dropout->keep_threshold, (const int32_t *)dropout->token_index.data, 65536.0f / (float)dropout->keep_threshold};
+    return {dropout->key, dropout->site, dropout->keep_threshold, (const int32_t *)dropout->token_index.data,
+            65536.0f / (float)dropout->keep_threshold};
 }
 
-// mask (8) = 0 for a dropped element, the scale for a kept one: channels c .. c+7 (c a multiple of 8) of the token with this index in the global batch
+// mask (8) = 0 for a dropped element, the scale for a kept one: channels c .. c+7 (c a multiple of 8) of the token with this index in the global
+// batch
 static __device__ __forceinline__ void dropout_mask(float (&mask)[UNIT], const DropoutDraw &draw, int32_t index, int64_t c) {
     uint16_t bits[UNIT];
     rng_dropout_bits(draw.key, draw.site, (uint64_t)index, (uint32_t)(c / UNIT), bits);
@@ -33,7 +35,8 @@ static __device__ __forceinline__ void dropout_mask(float (&mask)[UNIT], const D
 // out (N, C) = in * mask. Grid: a thread per unit of 8, strides over the grid. Moves 4 bytes per element in bf16; about 10 integer instructions per
 // element: bound by memory. REGISTERS_DROPOUT. Not measured on a device yet; expected 85% of the memory bandwidth.
 template <class T>
-__global__ void __launch_bounds__(DROPOUT_THREADS) dropout_backward_kernel(T *out, const T *in, DropoutDraw draw, int64_t N, int64_t C, bool packed) {
+__global__ void __launch_bounds__(DROPOUT_THREADS)
+    dropout_backward_kernel(T *out, const T *in, DropoutDraw draw, int64_t N, int64_t C, bool packed) {
     const int64_t row_units = (C + UNIT - 1) / UNIT;
     for (int64_t i = blockIdx.x * (int64_t)DROPOUT_THREADS + threadIdx.x; i < N * row_units; i += (int64_t)gridDim.x * DROPOUT_THREADS) {
         const UnitPlace at = unit_place(i, row_units);
