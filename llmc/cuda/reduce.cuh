@@ -96,15 +96,16 @@ __global__ void __launch_bounds__(COLUMNS_THREADS) column_sums_kernel(float *par
 
 // first (C) = or += sum over parts of partial[0]; second (C) likewise of partial[1], where the grid has a second row. partial (2, parts, C).
 // Grid: (tiles of 32 columns, 1 or 2); each warp sums every 16th part, then the first warp adds the warps' sums. Shared: 2 KiB. A few microseconds.
-__global__ void __launch_bounds__(32 * COLUMNS_FINISH_WARPS)
+template <int WARPS>
+__global__ void __launch_bounds__(32 * WARPS)
     columns_finish_kernel(float *first, float *second, const float *partial, int64_t parts, int64_t C, bool accumulate) {
-    __shared__ float shared[COLUMNS_FINISH_WARPS * 32];
+    __shared__ float shared[WARPS * 32];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int64_t c = (int64_t)blockIdx.x * 32 + lane;
     float sum = 0.0f;
     if (c < C) {
 #pragma unroll 4
-        for (int64_t part = warp; part < parts; part += COLUMNS_FINISH_WARPS) sum += partial[(blockIdx.y * parts + part) * C + c];
+        for (int64_t part = warp; part < parts; part += WARPS) sum += partial[(blockIdx.y * parts + part) * C + c];
     }
     shared[threadIdx.x] = sum;
     __syncthreads();
@@ -113,7 +114,7 @@ __global__ void __launch_bounds__(32 * COLUMNS_FINISH_WARPS)
         float total = accumulate ? out[c] : 0.0f;
         sum = 0.0f;
 #pragma unroll
-        for (int w = 0; w < COLUMNS_FINISH_WARPS; w++) sum += shared[w * 32 + lane];
+        for (int w = 0; w < WARPS; w++) sum += shared[w * 32 + lane];
         out[c] = total + sum;
     }
 }
@@ -121,8 +122,8 @@ __global__ void __launch_bounds__(32 * COLUMNS_FINISH_WARPS)
 // second may be nullptr
 static inline void columns_finish_(CudaDevice *device, float *first, float *second, const float *partial, int64_t parts, int64_t C,
                                    bool accumulate) {
-    launch(device, device->compute, {dim3((unsigned)((C + 31) / 32), second != nullptr ? 2 : 1), 32 * COLUMNS_FINISH_WARPS}, columns_finish_kernel,
-           first, second, partial, parts, C, accumulate);
+    launch(device, device->compute, {dim3((unsigned)((C + 31) / 32), second != nullptr ? 2 : 1), 32 * COLUMNS_FINISH_WARPS},
+           columns_finish_kernel<COLUMNS_FINISH_WARPS>, first, second, partial, parts, C, accumulate);
 }
 
 // Blocks of column_sums_kernel and its like for N rows of C columns.
