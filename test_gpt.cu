@@ -5,6 +5,7 @@
 #include "dev/test/cuda/compare.cuh"   // Compare
 #include "dev/test/cuda/cpu_device.h"  // cpu_device_open
 #include "dev/test/cuda/test_cast.cuh" // test_cast
+#include "dev/test/cuda/test_norm.cuh" // test_norm
 #include "llmc/cuda/device.h"          // device_cuda
 
 struct Family {
@@ -13,6 +14,7 @@ struct Family {
 };
 static const Family families[] = {
     {"cast", test_cast},
+    {"norm", test_norm},
 };
 
 int main(int argc, char **argv) {
