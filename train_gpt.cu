@@ -1,9 +1,10 @@
 // train_gpt.cu: the CUDA device: gathers llmc/cuda/*.cuh into one unit and fills the device table (llmc/device.h) for the trainer, which stays C
 // (train_gpt.c). Built by nvcc for GPUs, and by a C++ compiler for the simulated device (dev/cudasim).
-#include "llmc/cuda/cast.cuh"   // cuda_cast, cuda_accumulate
-#include "llmc/cuda/cuda.cuh"   // CudaDevice
-#include "llmc/cuda/device.h"   // device_cuda
-#include "llmc/cuda/memory.cuh" // cuda_alloc, cuda_copy_*
+#include "llmc/cuda/cast.cuh"      // cuda_cast, cuda_accumulate
+#include "llmc/cuda/cuda.cuh"      // CudaDevice
+#include "llmc/cuda/device.h"      // device_cuda
+#include "llmc/cuda/embedding.cuh" // cuda_embedding_*
+#include "llmc/cuda/memory.cuh"    // cuda_alloc, cuda_copy_*
 
 // Opens device `ordinal` and fills the table.
 Device device_cuda(int ordinal) {
@@ -25,6 +26,8 @@ Device device_cuda(int ordinal) {
     device.synchronize = cuda_synchronize;
     device.cast = cuda_cast;
     device.accumulate = cuda_accumulate;
+    device.embedding_forward = cuda_embedding_forward;
+    device.embedding_backward = cuda_embedding_backward;
     return device;
 }
 
