@@ -2,19 +2,21 @@
 // code says whether all are within their bounds. Runs on a GPU (make test_gptcu) and on the simulated device (make test_gptcu_sim).
 //
 // usage: test_gptcu [WORD]   only the families whose name contains WORD
-#include "dev/test/cuda/compare.cuh"        // Compare
-#include "dev/test/cuda/cpu_device.h"       // cpu_device_open
-#include "dev/test/cuda/test_cast.cuh"      // test_cast
-#include "dev/test/cuda/test_embedding.cuh" // test_embedding
-#include "llmc/cuda/device.h"               // device_cuda
+#include "dev/test/cuda/compare.cuh"          // Compare
+#include "dev/test/cuda/cpu_device.h"         // cpu_device_open
+#include "dev/test/cuda/test_adamw.cuh"       // test_adamw
+#include "dev/test/cuda/test_cast.cuh"        // test_cast
+#include "dev/test/cuda/test_classifier.cuh"  // test_classifier
+#include "dev/test/cuda/test_embedding.cuh"   // test_embedding
+#include "dev/test/cuda/test_global_norm.cuh" // test_global_norm
+#include "llmc/cuda/device.h"                 // device_cuda
 
 struct Family {
     const char *name;
     void (*test)(Compare *);
 };
 static const Family families[] = {
-    {"cast", test_cast},
-    {"embedding", test_embedding},
+    {"adamw", test_adamw}, {"cast", test_cast}, {"classifier", test_classifier}, {"embedding", test_embedding}, {"global_norm", test_global_norm},
 };
 
 int main(int argc, char **argv) {

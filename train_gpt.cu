@@ -1,10 +1,13 @@
 // train_gpt.cu: the CUDA device: gathers llmc/cuda/*.cuh into one unit and fills the device table (llmc/device.h) for the trainer, which stays C
 // (train_gpt.c). Built by nvcc for GPUs, and by a C++ compiler for the simulated device (dev/cudasim).
-#include "llmc/cuda/cast.cuh"      // cuda_cast, cuda_accumulate
-#include "llmc/cuda/cuda.cuh"      // CudaDevice
-#include "llmc/cuda/device.h"      // device_cuda
-#include "llmc/cuda/embedding.cuh" // cuda_embedding_*
-#include "llmc/cuda/memory.cuh"    // cuda_alloc, cuda_copy_*
+#include "llmc/cuda/adamw.cuh"       // cuda_adamw, cuda_step_decide
+#include "llmc/cuda/cast.cuh"        // cuda_cast, cuda_accumulate
+#include "llmc/cuda/classifier.cuh"  // cuda_cross_entropy*, cuda_loss_sum
+#include "llmc/cuda/cuda.cuh"        // CudaDevice
+#include "llmc/cuda/device.h"        // device_cuda
+#include "llmc/cuda/embedding.cuh"   // cuda_embedding_*
+#include "llmc/cuda/global_norm.cuh" // cuda_grad_squares
+#include "llmc/cuda/memory.cuh"      // cuda_alloc, cuda_copy_*
 
 // Opens device `ordinal` and fills the table.
 Device device_cuda(int ordinal) {
@@ -28,6 +31,13 @@ Device device_cuda(int ordinal) {
     device.accumulate = cuda_accumulate;
     device.embedding_forward = cuda_embedding_forward;
     device.embedding_backward = cuda_embedding_backward;
+    device.cross_entropy = cuda_cross_entropy;
+    device.cross_entropy_local = cuda_cross_entropy_local;
+    device.cross_entropy_merge = cuda_cross_entropy_merge;
+    device.loss_sum = cuda_loss_sum;
+    device.grad_squares = cuda_grad_squares;
+    device.step_decide = cuda_step_decide;
+    device.adamw = cuda_adamw;
     return device;
 }
 

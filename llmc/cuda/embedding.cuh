@@ -7,78 +7,40 @@
 #ifndef LLMC_CUDA_EMBEDDING_CUH
 #define LLMC_CUDA_EMBEDDING_CUH
 
-#include "llmc/cuda/launch.cuh" // launch, launch_blocks
-#include "llmc/cuda/sort.cuh"   // sort_tokens
-#include "llmc/rng.h"           // rng_dropout_bits
+#include "llmc/cuda/block.cuh"   // Unit, unit_load
+#include "llmc/cuda/dropout.cuh" // dropout_draw, dropout_mask
+#include "llmc/cuda/launch.cuh"  // launch, launch_blocks
+#include "llmc/cuda/sort.cuh"    // sort_tokens
 
 enum {
     EMBEDDING_THREADS = 256,
     EMBEDDING_WARPS = EMBEDDING_THREADS / 32,
-    EMBEDDING_EACH = 8,                    // neighbouring channels of a lane: a draw of dropout
-    EMBEDDING_SLICE = 32 * EMBEDDING_EACH, // channels of a warp
-    EMBEDDING_ROWS = 4,                    // rows that a warp loads at once
+    EMBEDDING_SLICE = 32 * UNIT, // channels of a warp; a lane has a unit
+    EMBEDDING_ROWS = 4,          // rows that a warp loads at once
 };
 
-// Where the dropout of a row comes from; threshold 65536: none.
-struct EmbeddingDropout {
-    const int32_t *token_index; // (N)
-    uint64_t key;
-    uint32_t site, threshold;
-    float scale;
-};
-
-static inline EmbeddingDropout embedding_dropout_(const Dropout *dropout) {
-    if (!dropout_active(dropout)) return {nullptr, 0, 0, 65536, 1.0f};
-    return {(const int32_t *)dropout->token_index.data, dropout->key, dropout->site, dropout->keep_threshold,
-            65536.0f / (float)dropout->keep_threshold};
+// The dropout of channels c .. c+7 of token n.
+static __device__ __forceinline__ void embedding_drop(float (&value)[UNIT], const DropoutDraw &draw, int64_t n, int64_t c) {
+    if (draw.token_index == nullptr) return;
+    float mask[UNIT];
+    dropout_mask(mask, draw, draw.token_index[n], c);
+#pragma unroll
+    for (int k = 0; k < UNIT; k++) value[k] *= mask[k];
 }
 
-// value (8): channels c .. c+7 of token n, dropped or scaled
-static __device__ __forceinline__ void embedding_drop(float (&value)[EMBEDDING_EACH], const EmbeddingDropout &dropout, int64_t n, int64_t c) {
-    if (dropout.threshold >= 65536) return;
-    uint16_t bits[EMBEDDING_EACH];
-    rng_dropout_bits(dropout.key, dropout.site, (uint64_t)dropout.token_index[n], (uint32_t)(c / EMBEDDING_EACH), bits);
+// value (8) += channels c .. c+7 of a row (C)
+template <bool PACKED, class T> static __device__ __forceinline__ void embedding_add(float (&value)[UNIT], const T *row, int64_t c, int64_t C) {
+    const Unit<T> unit = unit_load(row, c, C, PACKED);
 #pragma unroll
-    for (int k = 0; k < EMBEDDING_EACH; k++) value[k] = bits[k] < dropout.threshold ? value[k] * dropout.scale : 0.0f;
-}
-
-// value (8) += channels c .. c+7 of a row (C); PACKED: they exist and are 16-byte aligned
-template <bool PACKED, class T>
-static __device__ __forceinline__ void embedding_add(float (&value)[EMBEDDING_EACH], const T *row, int64_t c, int64_t C) {
-    if (PACKED) {
-#pragma unroll
-        for (int k = 0; k < EMBEDDING_EACH; k += Pack<T>::size) {
-            const Pack<T> in = *reinterpret_cast<const Pack<T> *>(row + c + k);
-#pragma unroll
-            for (int j = 0; j < Pack<T>::size; j++) value[k + j] += to_float(in.at[j]);
-        }
-    } else {
-#pragma unroll
-        for (int k = 0; k < EMBEDDING_EACH; k++) value[k] += c + k < C ? to_float(row[c + k]) : 0.0f;
-    }
+    for (int k = 0; k < UNIT; k++) value[k] += unit[k];
 }
 
 // channels c .. c+7 of a row (C) = value (8)
-template <bool PACKED, class T>
-static __device__ __forceinline__ void embedding_store(T *row, const float (&value)[EMBEDDING_EACH], int64_t c, int64_t C) {
-    if (PACKED) {
+template <bool PACKED, class T> static __device__ __forceinline__ void embedding_store(T *row, const float (&value)[UNIT], int64_t c, int64_t C) {
+    Unit<T> unit;
 #pragma unroll
-        for (int k = 0; k < EMBEDDING_EACH; k += Pack<T>::size) {
-            Pack<T> out;
-#pragma unroll
-            for (int j = 0; j < Pack<T>::size; j++) out.at[j] = from_float<T>(value[k + j]);
-            *reinterpret_cast<Pack<T> *>(row + c + k) = out;
-        }
-    } else {
-#pragma unroll
-        for (int k = 0; k < EMBEDDING_EACH; k++) {
-            if (c + k < C) row[c + k] = from_float<T>(value[k]);
-        }
-    }
-}
-
-static inline bool embedding_packed_(int64_t C, const void *a, const void *b, const void *c) {
-    return C % EMBEDDING_EACH == 0 && (((uintptr_t)a | (uintptr_t)b | (uintptr_t)c) & 15) == 0;
+    for (int k = 0; k < UNIT; k++) unit.set(k, value[k]);
+    unit_store(row, c, C, PACKED, unit);
 }
 
 // ----------------------------------------------------------------------------
@@ -89,15 +51,15 @@ static inline bool embedding_packed_(int64_t C, const void *a, const void *b, co
 // share of HBM bandwidth 85%; not measured on a device yet.
 template <class T, bool PACKED>
 __global__ void __launch_bounds__(EMBEDDING_THREADS)
-    embedding_forward_kernel(T *out, const int32_t *ids, const int32_t *positions, const T *wte, const T *wpe, EmbeddingDropout dropout, int64_t N,
+    embedding_forward_kernel(T *out, const int32_t *ids, const int32_t *positions, const T *wte, const T *wpe, DropoutDraw dropout, int64_t N,
                              int64_t C, int64_t vocab_begin, int64_t V) {
     const int lane = (int)threadIdx.x % 32;
     for (int64_t n = blockIdx.x * (int64_t)EMBEDDING_WARPS + threadIdx.x / 32; n < N; n += (int64_t)gridDim.x * EMBEDDING_WARPS) {
         const int64_t id = ids[n] - vocab_begin;
         const T *token = id >= 0 && id < V ? wte + id * C : nullptr, *place = wpe != nullptr ? wpe + positions[n] * C : nullptr;
-#pragma unroll 2
-        for (int64_t c = lane * EMBEDDING_EACH; c < C; c += EMBEDDING_SLICE) {
-            float value[EMBEDDING_EACH] = {0};
+#pragma unroll PACKED ? 2 : 1
+        for (int64_t c = lane * UNIT; c < C; c += EMBEDDING_SLICE) {
+            float value[UNIT] = {0};
             if (token != nullptr) embedding_add<PACKED>(value, token, c, C);
             if (place != nullptr) embedding_add<PACKED>(value, place, c, C);
             embedding_drop(value, dropout, n, c);
@@ -109,10 +71,10 @@ __global__ void __launch_bounds__(EMBEDDING_THREADS)
 template <class T>
 static void embedding_forward_(CudaDevice *device, Buffer out, Buffer ids, Buffer positions, Buffer wte, Buffer wpe, const Dropout *dropout,
                                int64_t N, int64_t C, int64_t vocab_begin, int64_t V) {
-    const bool packed = embedding_packed_(C, out.data, wte.data, wpe.data);
+    const bool packed = units_packed(C, out, wte, wpe);
     launch(device, device->compute, {launch_blocks(device, N, EMBEDDING_WARPS, 16), EMBEDDING_THREADS},
            packed ? embedding_forward_kernel<T, true> : embedding_forward_kernel<T, false>, (T *)out.data, (const int32_t *)ids.data,
-           (const int32_t *)positions.data, (const T *)wte.data, (const T *)wpe.data, embedding_dropout_(dropout), N, C, vocab_begin, V);
+           (const int32_t *)positions.data, (const T *)wte.data, (const T *)wpe.data, dropout_draw(dropout), N, C, vocab_begin, V);
 }
 
 // out (N, C) = dropout(wte[ids] + wpe[positions]); wpe and dropout optional. wte (V, C) holds the ids from vocab_begin on; the vectors of other ids
@@ -148,14 +110,13 @@ struct EmbeddingTask {
 static __device__ __forceinline__ EmbeddingTask embedding_task(const EmbeddingRuns &runs) {
     const int64_t slices = (runs.C + EMBEDDING_SLICE - 1) / EMBEDDING_SLICE, warp = blockIdx.x * (int64_t)EMBEDDING_WARPS + threadIdx.x / 32;
     const int64_t chunk = warp / slices, first = chunk * runs.chunk;
-    return {chunk, first, min(first + runs.chunk, runs.N), (warp % slices) * EMBEDDING_SLICE + (int64_t)(threadIdx.x % 32) * EMBEDDING_EACH,
-            first < runs.N};
+    return {chunk, first, min(first + runs.chunk, runs.N), (warp % slices) * EMBEDDING_SLICE + (int64_t)(threadIdx.x % 32) * UNIT, first < runs.N};
 }
 
 // dtable (range, C) or a divided run's place = or += sum (8) of a run of `key`. Keys ascend, so that equality tells the chunk's first and last run.
 template <bool PACKED>
 static __device__ __forceinline__ void embedding_finish(float *dtable, const EmbeddingRuns &runs, const EmbeddingTask &task, int32_t key,
-                                                        int32_t before, int32_t after, float (&sum)[EMBEDDING_EACH]) {
+                                                        int32_t before, int32_t after, float (&sum)[UNIT]) {
     if (key >= runs.range || task.c >= runs.C) return;
     if (key == before) {
         embedding_store<PACKED>(runs.heads + task.chunk * runs.C, sum, task.c, runs.C);
@@ -171,28 +132,26 @@ static __device__ __forceinline__ void embedding_finish(float *dtable, const Emb
 // channels. No shared memory. Bytes per element of dout in bf16: 2 read; per row that occurs 8*C of dtable. Expected share of HBM bandwidth 70%
 // (rows are at random places); not measured on a device yet.
 template <class T, bool PACKED>
-__global__ void __launch_bounds__(EMBEDDING_THREADS)
-    embedding_sum_kernel(float *dtable, EmbeddingRuns runs, const T *dout, EmbeddingDropout dropout) {
+__global__ void __launch_bounds__(EMBEDDING_THREADS, 2)
+    embedding_sum_kernel(float *dtable, EmbeddingRuns runs, const T *dout, DropoutDraw dropout) {
     const EmbeddingTask task = embedding_task(runs);
     if (!task.exists) return; // the whole warp
     const int lane = (int)threadIdx.x % 32;
     const int32_t before = task.first > 0 ? runs.sorted.keys[task.first - 1] : -1, after = task.last < runs.N ? runs.sorted.keys[task.last] : -1;
     int32_t run = runs.range; // the key of the rows in `sum`; none yet
-    float sum[EMBEDDING_EACH] = {0};
+    float sum[UNIT] = {0};
     for (int64_t i = task.first; i < task.last; i += 32) {
         const bool mine = i + lane < task.last;
         const int32_t my_key = mine ? runs.sorted.keys[i + lane] : runs.range, my_token = mine ? runs.sorted.tokens[i + lane] : 0;
         for (int r = 0; r < 32 && i + r < task.last; r += EMBEDDING_ROWS) {
-            float row[EMBEDDING_ROWS][EMBEDDING_EACH] = {{0}};
+            Unit<T> row[EMBEDDING_ROWS];
             int32_t key[EMBEDDING_ROWS];
+            int32_t token[EMBEDDING_ROWS];
 #pragma unroll
             for (int k = 0; k < EMBEDDING_ROWS; k++) {
                 key[k] = __shfl_sync(0xffffffffu, my_key, r + k);
-                const int64_t token = __shfl_sync(0xffffffffu, my_token, r + k);
-                if (key[k] < runs.range && task.c < runs.C) {
-                    embedding_add<PACKED>(row[k], dout + token * runs.C, task.c, runs.C);
-                    embedding_drop(row[k], dropout, token, task.c);
-                }
+                token[k] = __shfl_sync(0xffffffffu, my_token, r + k);
+                if (key[k] < runs.range) row[k] = unit_load(dout + (int64_t)token[k] * runs.C, task.c, runs.C, PACKED);
             }
 #pragma unroll
             for (int k = 0; k < EMBEDDING_ROWS; k++) {
@@ -200,10 +159,15 @@ __global__ void __launch_bounds__(EMBEDDING_THREADS)
                     embedding_finish<PACKED>(dtable, runs, task, run, before, after, sum);
                     run = key[k];
 #pragma unroll
-                    for (int j = 0; j < EMBEDDING_EACH; j++) sum[j] = 0;
+                    for (int j = 0; j < UNIT; j++) sum[j] = 0;
                 }
+                if (key[k] >= runs.range || task.c >= runs.C) continue;
+                float value[UNIT];
 #pragma unroll
-                for (int j = 0; j < EMBEDDING_EACH; j++) sum[j] += row[k][j];
+                for (int j = 0; j < UNIT; j++) value[j] = row[k][j];
+                embedding_drop(value, dropout, token[k], task.c);
+#pragma unroll
+                for (int j = 0; j < UNIT; j++) sum[j] += value[j];
             }
         }
     }
@@ -218,7 +182,7 @@ template <bool PACKED> __global__ void __launch_bounds__(EMBEDDING_THREADS) embe
     const int32_t *keys = runs.sorted.keys, key = keys[task.last - 1];
     const bool begins = key != keys[task.first] || task.first == 0 || keys[task.first - 1] != key;
     if (key >= runs.range || keys[task.last] != key || !begins) return; // the whole warp
-    float sum[EMBEDDING_EACH] = {0};
+    float sum[UNIT] = {0};
     if (task.c < runs.C) embedding_add<PACKED>(sum, runs.tails + task.chunk * runs.C, task.c, runs.C);
     int chunks = 32; // of the run, among the 32 that are looked at
     for (int64_t from = task.chunk + 1; chunks == 32; from += 32) {
@@ -247,13 +211,13 @@ static inline size_t embedding_part_bytes_(int64_t chunks, int64_t C) { return (
 // dtable (range, C) += the rows of dout (N, C) whose raw (N) - begin is a row of it
 template <class T>
 static void embedding_rows_(CudaDevice *device, Buffer dtable, Buffer dout, const int32_t *raw, int64_t begin, int64_t range,
-                            const EmbeddingDropout &dropout, int64_t N, int64_t C) {
+                            const DropoutDraw &dropout, int64_t N, int64_t C) {
     const int64_t chunk = embedding_chunk_(N), chunks = (N + chunk - 1) / chunk, slices = (C + EMBEDDING_SLICE - 1) / EMBEDDING_SLICE;
     const size_t part_bytes = embedding_part_bytes_(chunks, C);
     char *scratch = (char *)cuda_scratch(device, 2 * part_bytes + sort_bytes(N));
     const Sorted sorted = sort_tokens(device, scratch + 2 * part_bytes, raw, begin, (int32_t)range, N);
     const EmbeddingRuns runs = {sorted, (float *)scratch, (float *)(scratch + part_bytes), N, C, chunk, (int32_t)range};
-    const bool packed = embedding_packed_(C, dtable.data, dout.data, nullptr);
+    const bool packed = units_packed(C, dtable, dout);
     const LaunchShape shape = {(unsigned)((chunks * slices + EMBEDDING_WARPS - 1) / EMBEDDING_WARPS), EMBEDDING_THREADS};
     launch(device, device->compute, shape, packed ? embedding_sum_kernel<T, true> : embedding_sum_kernel<T, false>, (float *)dtable.data, runs,
            (const T *)dout.data, dropout);
@@ -264,7 +228,7 @@ static void embedding_rows_(CudaDevice *device, Buffer dtable, Buffer dout, cons
 static void cuda_embedding_backward(Device *device, Buffer dwte, Buffer dwpe, Buffer dout, Buffer ids, Buffer positions, const Dropout *dropout,
                                     int64_t N, int64_t C, int64_t vocab_begin, int64_t V, int64_t max_positions) {
     if (N == 0) return;
-    const EmbeddingDropout drop = embedding_dropout_(dropout);
+    const DropoutDraw drop = dropout_draw(dropout);
     const auto rows = dout.dtype == DTYPE_BF16 ? embedding_rows_<bf16> : embedding_rows_<float>;
     rows(cuda_of(device), dwte, dout, (const int32_t *)ids.data, vocab_begin, V, drop, N, C);
     if (dwpe.data != nullptr) rows(cuda_of(device), dwpe, dout, (const int32_t *)positions.data, 0, max_positions, drop, N, C);

@@ -2,7 +2,7 @@
 // parts of the vocabulary, tables without positions, dropout, ids that fill a batch, and the same bits every time.
 //
 // Tolerances. Forward adds two numbers and multiplies by a scale: the same operations as on the CPU, so bound 0. Backward sums the same rows in
-// another association (a chunk at a time, the table's old value last): 2e-6 of the largest sum, nearly all of it the error of the CPU, which adds
+// another association (a chunk at a time, the table's old value last): 4e-6 of the largest sum, nearly all of it the error of the CPU, which adds
 // thousands of rows of a hot id one after another. dwte and dwpe are fp32 whatever dout is.
 #ifndef TEST_CUDA_TEST_EMBEDDING_CUH
 #define TEST_CUDA_TEST_EMBEDDING_CUH
@@ -57,8 +57,8 @@ static void test_embedding_case(Compare *t, const EmbeddingCase &c, Dtype dtype)
     compare_record(t, "embedding_backward again", memcmp(first.data(), again.data(), again.size() * sizeof(float)) != 0, 0);
     on_both(t, [&](Device *d, int w) { d->zero(d, out[w].data, (size_t)c.skip * dtype_bytes(out[w].dtype)); });
     compare(t, "embedding_forward out", out, 0, 1);
-    compare(t, "embedding_backward dwte", dwte, 2e-6);
-    compare(t, "embedding_backward dwpe", dwpe, 2e-6);
+    compare(t, "embedding_backward dwte", dwte, 4e-6);
+    compare(t, "embedding_backward dwpe", dwpe, 4e-6);
     compare_release(t);
 }
 
