@@ -27,6 +27,7 @@ Device device_cuda(int ordinal) {
     device.cast = cuda_cast;
     device.accumulate = cuda_accumulate;
     device.attention_forward = cuda_attention_forward;
+    device.attention_backward = cuda_attention_backward;
     return device;
 }
 

@@ -15,7 +15,7 @@ enum {
     ATTENTION_F32_TILE = ATTENTION_F32_ROWS * ATTENTION_F32_STRIDE,
     ATTENTION_F32_SCORES = ATTENTION_F32_ROWS / 4,   // of a lane and tile
     ATTENTION_F32_CHANNELS = ATTENTION_MAX_HEAD / 4, // of a lane
-    ATTENTION_F32_SHARED = (4 * ATTENTION_F32_TILE + 2 * ATTENTION_F32_ROWS * (ATTENTION_F32_ROWS + 1)) * (int)sizeof(float),
+    ATTENTION_F32_SHARED = (4 * ATTENTION_F32_TILE + ATTENTION_F32_ROWS * (ATTENTION_F32_ROWS + 1)) * (int)sizeof(float),
 };
 
 // tile (32, head_size) = rows, `stride` apart; zero from row `count` on. The whole block calls.
@@ -100,6 +100,82 @@ __global__ void __launch_bounds__(ATTENTION_THREADS) attention_f32_forward_kerne
     if (token >= place.length) return;
     attention_f32_store(out + attention_out_at(c, place, token, place.head), sum, 1.0f / total, c.head_size);
     if (threadIdx.x % 4 == 0) lse[attention_row_at(c, place, token, place.head)] = top * c.scale + logf(total);
+}
+
+// A score becomes P, and dP becomes dS; both are zero where the query does not see the key.
+static __device__ __forceinline__ void attention_f32_gradient(float &score, float &gradient, bool seen, float scale, float lse, float delta) {
+    score = seen ? expf(scale * score - lse) : 0.0f;
+    gradient = score * (gradient - delta);
+}
+
+// Block: 32 keys of a kv head: dk and dv over the query heads of its group in order, all queries at or after the keys.
+__global__ void __launch_bounds__(ATTENTION_THREADS)
+    attention_f32_keys_kernel(AttentionCall c, float *dqkv, const float *delta, const float *dout, const float *qkv, const float *lse) {
+    DYN_SHARED(float, shared);
+    const AttentionPlace place = attention_place<ATTENTION_F32_ROWS>(c, c.kv_heads, false);
+    if (place.tile < 0) return; // the whole block
+    float *key = shared, *value = key + ATTENTION_F32_TILE, *query = value + ATTENTION_F32_TILE, *gradient = query + ATTENTION_F32_TILE;
+    const int row = threadIdx.x / 4, first = place.tile * ATTENTION_F32_ROWS, token = first + row;
+    float *weights = gradient + ATTENTION_F32_TILE + row * (ATTENTION_F32_ROWS + 1);
+    float dkey[ATTENTION_F32_CHANNELS] = {}, dvalue[ATTENTION_F32_CHANNELS] = {};
+    attention_f32_load(key, qkv + attention_k_at(c, place, first, place.head), c.qkv_stride, place.length - first, c.head_size);
+    attention_f32_load(value, qkv + attention_v_at(c, place, first, place.head), c.qkv_stride, place.length - first, c.head_size);
+    for (int head = place.head * c.group; head < (place.head + 1) * c.group; head++) {
+        for (int begin = first; begin < place.length; begin += ATTENTION_F32_ROWS) {
+            attention_f32_load(query, qkv + attention_q_at(c, place, begin, head), c.qkv_stride, place.length - begin, c.head_size);
+            attention_f32_load(gradient, dout + attention_out_at(c, place, begin, head), c.out_stride, place.length - begin, c.head_size);
+            __syncthreads();
+            float p[ATTENTION_F32_SCORES], ds[ATTENTION_F32_SCORES];
+            attention_f32_dot(p, key + row * ATTENTION_F32_STRIDE, query, c.head_size);
+            attention_f32_dot(ds, value + row * ATTENTION_F32_STRIDE, gradient, c.head_size);
+            for (int j = 0; j < ATTENTION_F32_SCORES; j++) {
+                const int other = begin + threadIdx.x % 4 + 4 * j;
+                const bool seen = other >= token && other < place.length;
+                const int64_t at = attention_row_at(c, place, seen ? other : begin, head);
+                attention_f32_gradient(p[j], ds[j], seen, c.scale, lse[at], delta[at]);
+            }
+            attention_f32_share(weights, p);
+            attention_f32_add(dvalue, weights, gradient, c.head_size);
+            attention_f32_share(weights, ds);
+            attention_f32_add(dkey, weights, query, c.head_size);
+            __syncthreads();
+        }
+    }
+    if (token >= place.length) return;
+    attention_f32_store(dqkv + attention_k_at(c, place, token, place.head), dkey, c.scale, c.head_size);
+    attention_f32_store(dqkv + attention_v_at(c, place, token, place.head), dvalue, 1.0f, c.head_size);
+}
+
+// Block: 32 queries of a head: dq over all keys before them.
+__global__ void __launch_bounds__(ATTENTION_THREADS)
+    attention_f32_queries_kernel(AttentionCall c, float *dqkv, const float *delta, const float *dout, const float *qkv, const float *lse) {
+    DYN_SHARED(float, shared);
+    const AttentionPlace place = attention_place<ATTENTION_F32_ROWS>(c, c.heads, true);
+    if (place.tile < 0) return; // the whole block
+    float *query = shared, *gradient = query + ATTENTION_F32_TILE, *key = gradient + ATTENTION_F32_TILE, *value = key + ATTENTION_F32_TILE;
+    const int row = threadIdx.x / 4, first = place.tile * ATTENTION_F32_ROWS, token = first + row, kv = place.head / c.group;
+    float *weights = value + ATTENTION_F32_TILE + row * (ATTENTION_F32_ROWS + 1);
+    const int64_t at = attention_row_at(c, place, min(token, place.length - 1), place.head);
+    float dquery[ATTENTION_F32_CHANNELS] = {};
+    attention_f32_load(query, qkv + attention_q_at(c, place, first, place.head), c.qkv_stride, place.length - first, c.head_size);
+    attention_f32_load(gradient, dout + attention_out_at(c, place, first, place.head), c.out_stride, place.length - first, c.head_size);
+    for (int begin = 0; begin <= first; begin += ATTENTION_F32_ROWS) {
+        attention_f32_load(key, qkv + attention_k_at(c, place, begin, kv), c.qkv_stride, place.length - begin, c.head_size);
+        attention_f32_load(value, qkv + attention_v_at(c, place, begin, kv), c.qkv_stride, place.length - begin, c.head_size);
+        __syncthreads();
+        float p[ATTENTION_F32_SCORES], ds[ATTENTION_F32_SCORES];
+        attention_f32_dot(p, query + row * ATTENTION_F32_STRIDE, key, c.head_size);
+        attention_f32_dot(ds, gradient + row * ATTENTION_F32_STRIDE, value, c.head_size);
+        for (int j = 0; j < ATTENTION_F32_SCORES; j++) {
+            const int other = begin + threadIdx.x % 4 + 4 * j;
+            attention_f32_gradient(p[j], ds[j], other <= token, c.scale, lse[at], delta[at]);
+        }
+        attention_f32_share(weights, ds);
+        attention_f32_add(dquery, weights, key, c.head_size);
+        __syncthreads();
+    }
+    if (token >= place.length) return;
+    attention_f32_store(dqkv + attention_q_at(c, place, token, place.head), dquery, c.scale, c.head_size);
 }
 
 #endif

@@ -6,7 +6,7 @@
 #include "llmc/cuda/attention_place.cuh" // AttentionCall, attention_place
 #include "llmc/cuda/attention_tile.cuh"  // attention_load, attention_dot, attention_add, attention_store
 
-static constexpr float ATTENTION_LOG2E = 1.44269504088896340736f, ATTENTION_LN2 = 0.69314718055994530942f;
+static constexpr float ATTENTION_LN2 = 0.69314718055994530942f; // natural logarithm of 2
 
 // Tile: 128 queries x 64 keys, four warps of 32 queries.
 template <int HD> struct AttentionForward {

@@ -17,6 +17,13 @@
 
 enum { ATTENTION_THREADS = 128, ATTENTION_MAX_HEAD = 128 };
 
+// Whether attention of this shape exists: any head size up to 128 in fp32, multiples of 16 in bf16.
+static bool cuda_attention_supports(Dtype dtype, AttentionShape shape) {
+    const int64_t size = shape.head_size;
+    if (shape.heads < 1 || shape.kv_heads < 1 || shape.heads % shape.kv_heads != 0 || size < 1 || size > ATTENTION_MAX_HEAD) return false;
+    return dtype == DTYPE_F32 || (dtype == DTYPE_BF16 && size % 16 == 0);
+}
+
 // One call's shape. Elements of qkv: (tokens, heads + 2*kv_heads, head_size); of out: (tokens, heads, head_size).
 struct AttentionCall {
     const int32_t *cu_seqlens; // (documents+1)

@@ -10,6 +10,8 @@
 #include "llmc/cuda/attention_place.cuh" // ATTENTION_THREADS
 #include "llmc/cuda/ptx.cuh"             // mma_16816_bf16, ldmatrix_x4, cp_async16
 
+static constexpr float ATTENTION_LOG2E = 1.44269504088896340736f; // exponentials are powers of two: exp(x) = exp2(x * log2(e))
+
 static constexpr __host__ __device__ int attention_stride(int HD) { return HD + 8; }
 
 // Starts to copy tile (ROWS, HD) from `rows`, whose rows (head_size) lie `stride` apart; zero from row `count` and column head_size on. The whole
