@@ -118,8 +118,8 @@ static __device__ __forceinline__ void attention_add(float (&sum)[MT][HD / 8][4]
     }
 }
 
-// `to` (count rows of head_size, `stride` apart) = sum (16*MT, HD) * factor (of the lane's rows), by way of the warp's rows of a tile, so that
-// whole pieces of 16 bytes leave. Nobody else uses these rows any more. All lanes call.
+// `to` (the first `count` of the rows, of head_size, `stride` apart) = sum (16*MT, HD) * factor (of the lane's rows), by way of the warp's rows of
+// a tile, so that whole pieces of 16 bytes leave. Nobody else uses these rows any more. All lanes call.
 template <int HD, int MT>
 static __device__ __forceinline__ void attention_store(bf16 *to, int64_t stride, int count, int head_size, bf16 *rows,
                                                        const float (&sum)[MT][HD / 8][4], const float (&factor)[MT][2]) {
@@ -137,8 +137,8 @@ static __device__ __forceinline__ void attention_store(bf16 *to, int64_t stride,
         }
     }
     __syncwarp();
-    const int pieces = head_size / 8;
-    for (int at = lane; at < count * pieces; at += 32) {
+    const int pieces = head_size / 8, stored = min(count, 16 * MT) * pieces;
+    for (int at = lane; at < stored; at += 32) {
         const int row = at / pieces, column = at % pieces * 8;
         *reinterpret_cast<Pack<bf16> *>(to + row * stride + column) =
             *reinterpret_cast<const Pack<bf16> *>(rows + row * attention_stride(HD) + column);
