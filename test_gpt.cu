@@ -4,6 +4,7 @@
 // usage: test_gptcu [WORD]   only the families whose name contains WORD
 #include "dev/test/cuda/compare.cuh"   // Compare
 #include "dev/test/cuda/cpu_device.h"  // cpu_device_open
+#include "dev/test/cuda/test_attention.cuh" // test_attention
 #include "dev/test/cuda/test_cast.cuh" // test_cast
 #include "dev/test/cuda/test_norm.cuh" // test_norm
 #include "llmc/cuda/device.h"          // device_cuda
@@ -13,6 +14,7 @@ struct Family {
     void (*test)(Compare *);
 };
 static const Family families[] = {
+    {"attention", test_attention},
     {"cast", test_cast},
     {"norm", test_norm},
 };

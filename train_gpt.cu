@@ -1,5 +1,6 @@
 // train_gpt.cu: the CUDA device: gathers llmc/cuda/*.cuh into one unit and fills the device table (llmc/device.h) for the trainer, which stays C
 // (train_gpt.c). Built by nvcc for GPUs, and by a C++ compiler for the simulated device (dev/cudasim).
+#include "llmc/cuda/attention.cuh" // cuda_attention_*
 #include "llmc/cuda/cast.cuh"   // cuda_cast, cuda_accumulate
 #include "llmc/cuda/cuda.cuh"   // CudaDevice
 #include "llmc/cuda/device.h"   // device_cuda
@@ -69,5 +70,7 @@ Device device_cuda(int ordinal) {
     device.copy_out_finish = cuda_copy_out_finish;
     device.cast = cuda_cast;
     device.accumulate = cuda_accumulate;
+    device.attention_forward = cuda_attention_forward;
+    device.attention_backward = cuda_attention_backward;
     return device;
 }
