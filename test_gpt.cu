@@ -1,11 +1,12 @@
-// test_gpt.cu: every op of the CUDA device against the CPU device, in one process, on the same inputs. Prints a table of the worst errors; the exit code
-// says whether all are within their bounds. Runs on a GPU (make test_gptcu) and on the simulated device (make test_gptcu_sim).
+// test_gpt.cu: every op of the CUDA device against the CPU device, in one process, on the same inputs. Prints a table of the worst errors; the exit
+// code says whether all are within their bounds. Runs on a GPU (make test_gptcu) and on the simulated device (make test_gptcu_sim).
 //
 // usage: test_gptcu [WORD]   only the families whose name contains WORD
-#include "dev/test/cuda/compare.cuh"   // Compare
-#include "dev/test/cuda/cpu_device.h"  // cpu_device_open
-#include "dev/test/cuda/test_cast.cuh" // test_cast
-#include "llmc/cuda/device.h"          // device_cuda
+#include "dev/test/cuda/compare.cuh"     // Compare
+#include "dev/test/cuda/cpu_device.h"    // cpu_device_open
+#include "dev/test/cuda/test_cast.cuh"   // test_cast
+#include "dev/test/cuda/test_matmul.cuh" // test_matmul
+#include "llmc/cuda/device.h"            // device_cuda
 
 struct Family {
     const char *name;
@@ -13,6 +14,7 @@ struct Family {
 };
 static const Family families[] = {
     {"cast", test_cast},
+    {"matmul", test_matmul},
 };
 
 int main(int argc, char **argv) {

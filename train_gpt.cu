@@ -3,6 +3,7 @@
 #include "llmc/cuda/cast.cuh"   // cuda_cast, cuda_accumulate
 #include "llmc/cuda/cuda.cuh"   // CudaDevice
 #include "llmc/cuda/device.h"   // device_cuda
+#include "llmc/cuda/matmul.cuh" // cuda_linear_*, cuda_matmul_rate, cublaslt_open
 #include "llmc/cuda/memory.cuh" // cuda_alloc, cuda_copy_*
 
 // Opens device `ordinal` and fills the table.
@@ -14,6 +15,7 @@ Device device_cuda(int ordinal) {
     cuda_check(cudaGetDeviceProperties(&properties, ordinal), "cudaGetDeviceProperties");
     c->sm_count = properties.multiProcessorCount;
     cuda_check(cudaStreamCreateWithFlags(&c->compute, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+    c->matmul = cublaslt_open(c);
     Device device = {};
     device.name = "cuda";
     device.state = c;
@@ -23,14 +25,19 @@ Device device_cuda(int ordinal) {
     device.copy_out = cuda_copy_out;
     device.zero = cuda_zero;
     device.synchronize = cuda_synchronize;
+    device.matmul_rate = cuda_matmul_rate;
     device.cast = cuda_cast;
     device.accumulate = cuda_accumulate;
+    device.linear_forward = cuda_linear_forward;
+    device.linear_backward_input = cuda_linear_backward_input;
+    device.linear_backward_weight = cuda_linear_backward_weight;
     return device;
 }
 
 void device_cuda_close(Device *device) {
     CudaDevice *c = cuda_of(device);
     cuda_check(cudaStreamSynchronize(c->compute), "cudaStreamSynchronize");
+    cublaslt_close(c->matmul);
     if (c->scratch != nullptr) cuda_check(cudaFree(c->scratch), "cudaFree");
     cuda_check(cudaStreamDestroy(c->compute), "cudaStreamDestroy");
     delete c;
