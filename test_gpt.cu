@@ -6,6 +6,7 @@
 #include "dev/test/cuda/cpu_device.h"    // cpu_device_open
 #include "dev/test/cuda/test_cast.cuh"   // test_cast
 #include "dev/test/cuda/test_matmul.cuh" // test_matmul
+#include "dev/test/cuda/test_memory.cuh" // test_memory
 #include "llmc/cuda/device.h"            // device_cuda
 
 struct Family {
@@ -15,6 +16,7 @@ struct Family {
 static const Family families[] = {
     {"cast", test_cast},
     {"matmul", test_matmul},
+    {"memory", test_memory},
 };
 
 int main(int argc, char **argv) {

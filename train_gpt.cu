@@ -15,6 +15,7 @@ Device device_cuda(int ordinal) {
     cuda_check(cudaGetDeviceProperties(&properties, ordinal), "cudaGetDeviceProperties");
     c->sm_count = properties.multiProcessorCount;
     cuda_check(cudaStreamCreateWithFlags(&c->compute, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+    c->copies = cuda_copies_open();
     c->matmul = cublaslt_open(c);
     Device device = {};
     device.name = "cuda";
@@ -38,6 +39,7 @@ void device_cuda_close(Device *device) {
     CudaDevice *c = cuda_of(device);
     cuda_check(cudaStreamSynchronize(c->compute), "cudaStreamSynchronize");
     cublaslt_close(c->matmul);
+    cuda_copies_close(c->copies);
     if (c->scratch != nullptr) cuda_check(cudaFree(c->scratch), "cudaFree");
     cuda_check(cudaStreamDestroy(c->compute), "cudaStreamDestroy");
     delete c;

@@ -15,8 +15,7 @@ static double matmul_gelu_bound(Dtype dtype) { return dtype == DTYPE_BF16 ? MATM
 struct MatmulShape {
     int64_t N, IC, OC;
 };
-static const MatmulShape matmul_shapes[] = {{1, 1, 1},    {1, 16, 8},   {3, 5, 7},     {17, 8, 24},
-                                            {33, 64, 40}, {40, 33, 65}, {64, 96, 130}, {70, 72, 128}};
+static const MatmulShape matmul_shapes[] = {{1, 1, 1}, {1, 16, 8}, {3, 5, 7}, {17, 8, 24}, {33, 64, 40}, {40, 33, 65}, {37, 96, 66}, {70, 72, 128}};
 
 struct MatmulTypes {
     Dtype in, out;
@@ -130,6 +129,7 @@ static void matmul_empty_(Compare *t) {
 static void test_matmul(Compare *t) {
     for (int64_t skip : {0, 1}) {
         for (const MatmulShape &shape : matmul_shapes) {
+            if (skip > 0 && shape.N * shape.IC * shape.OC > 100000) continue; // the simulator is slow
             for (const MatmulTypes &types : matmul_types) matmul_forward_(t, shape, types, skip);
             for (Dtype dtype : {DTYPE_F32, DTYPE_BF16}) {
                 matmul_backward_input_(t, shape, dtype, skip);
