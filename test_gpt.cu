@@ -2,18 +2,20 @@
 // code says whether all are within their bounds. Runs on a GPU (make test_gptcu) and on the simulated device (make test_gptcu_sim).
 //
 // usage: test_gptcu [WORD]   only the families whose name contains WORD
-#include "dev/test/cuda/compare.cuh"     // Compare
-#include "dev/test/cuda/cpu_device.h"    // cpu_device_open
-#include "dev/test/cuda/test_cast.cuh"   // test_cast
-#include "dev/test/cuda/test_matmul.cuh" // test_matmul
-#include "dev/test/cuda/test_memory.cuh" // test_memory
-#include "llmc/cuda/device.h"            // device_cuda
+#include "dev/test/cuda/compare.cuh"         // Compare
+#include "dev/test/cuda/cpu_device.h"        // cpu_device_open
+#include "dev/test/cuda/test_algorithms.cuh" // test_algorithms
+#include "dev/test/cuda/test_cast.cuh"       // test_cast
+#include "dev/test/cuda/test_matmul.cuh"     // test_matmul
+#include "dev/test/cuda/test_memory.cuh"     // test_memory
+#include "llmc/cuda/device.h"                // device_cuda
 
 struct Family {
     const char *name;
     void (*test)(Compare *);
 };
 static const Family families[] = {
+    {"algorithms", test_algorithms},
     {"cast", test_cast},
     {"matmul", test_matmul},
     {"memory", test_memory},

@@ -2,8 +2,8 @@
 // one's bits. Path from the environment, TRAIN_GPT_ALGORITHMS; off when unset. Knows nothing of cuBLASLt but the size of its algorithms.
 //
 // Text. The first line names format, library version and device; a file of another device or version, or one that does not parse, is ignored with
-// one line and never written. Every other line is a choice; of several for one product the first counts. Ranks of one host may share a file: lines
-// are appended under a lock.
+// one line and never written. Every other line is a choice; of several for one product the first counts that the library still offers. Ranks of one
+// host may share a file: lines are appended under a lock.
 #ifndef LLMC_CUDA_ALGORITHMS_CUH
 #define LLMC_CUDA_ALGORITHMS_CUH
 
@@ -152,8 +152,9 @@ static void algorithms_open(AlgorithmFile *file, const char *path, const char *d
 
 static void algorithms_close(AlgorithmFile *file) { free(file->entries); }
 
-static const AlgorithmEntry *algorithms_find(const AlgorithmFile *file, const ProductKey *key) {
-    for (int64_t i = 0; i < file->count; i++)
+// The next entry for a product after `last` (null: the first), or null.
+static const AlgorithmEntry *algorithms_next(const AlgorithmFile *file, const ProductKey *key, const AlgorithmEntry *last) {
+    for (int64_t i = last == nullptr ? 0 : last - file->entries + 1; i < file->count; i++)
         if (memcmp(&file->entries[i].key, key, sizeof *key) == 0) return &file->entries[i];
     return nullptr;
 }

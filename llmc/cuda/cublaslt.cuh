@@ -225,14 +225,14 @@ static ProductPlan *product_plan_find_(const CublasLt *lt, const ProductKey *key
     return nullptr;
 }
 
-// The kept choice is taken when the library still offers it: bytes of the file never reach the library.
+// A kept choice is taken when the library still offers it: bytes of the file never reach the library.
 static bool product_recall_(CublasLt *lt, ProductPlan *plan, const cublasLtMatmulHeuristicResult_t *candidates, int count) {
-    const AlgorithmEntry *entry = algorithms_find(&lt->file, &plan->key);
-    for (int i = 0; entry != nullptr && i < count; i++) {
-        if (candidates[i].state != CUBLAS_STATUS_SUCCESS || memcmp(candidates[i].algo.data, entry->algorithm, sizeof entry->algorithm) != 0)
-            continue;
-        plan->state = PLAN_READY, plan->verdict = entry->verdict, plan->ms = entry->ms, plan->algorithm = candidates[i].algo;
-        return true;
+    for (const AlgorithmEntry *e = nullptr; (e = algorithms_next(&lt->file, &plan->key, e)) != nullptr;) {
+        for (int i = 0; i < count; i++) {
+            if (candidates[i].state != CUBLAS_STATUS_SUCCESS || memcmp(candidates[i].algo.data, e->algorithm, sizeof e->algorithm) != 0) continue;
+            plan->state = PLAN_READY, plan->verdict = e->verdict, plan->ms = e->ms, plan->algorithm = candidates[i].algo;
+            return true;
+        }
     }
     return false;
 }
