@@ -14,21 +14,10 @@
 
 #include "llmc/cuda/algorithms.cuh" // AlgorithmFile, ProductKey
 #include "llmc/cuda/cuda.cuh"       // CudaDevice, cuda_check
+#include "llmc/cuda/product.cuh"    // Product
 #include <cstdlib>                  // realloc
 #include <cstring>                  // memcmp
 #include <cublasLt.h>               // cublasLtMatmul
-
-enum ProductForm { PRODUCT_NT, PRODUCT_NN, PRODUCT_TN };
-
-// out (M, N) = or += left x right, then the epilogue. bias: added (N), or the bias gradient (M) =; aux (M, N): the input of GELU.
-struct Product {
-    ProductForm form;
-    Buffer out, left, right;
-    int64_t M, N, K;
-    bool accumulate;
-    uint32_t epilogue; // cublasLtEpilogue_t
-    Buffer bias, aux;
-};
 
 enum PlanState { PLAN_ABSENT, PLAN_READY }; // ABSENT: cuBLASLt has no algorithm
 
@@ -299,9 +288,7 @@ static CublasLt *cublaslt_open(CudaDevice *device) {
     cuda_check(cudaEventCreate(&lt->stop), "cudaEventCreate");
     cudaDeviceProp properties;
     cuda_check(cudaGetDeviceProperties(&properties, device->ordinal), "cudaGetDeviceProperties");
-    int clock_khz = 0; // a device without a clock is a simulated one: its times say nothing
-    if (cudaDeviceGetAttribute(&clock_khz, cudaDevAttrClockRate, device->ordinal) != cudaSuccess) clock_khz = 0;
-    lt->timed = clock_khz > 0;
+    lt->timed = strncmp(properties.name, "sim", 3) != 0; // times of the simulated device say nothing, and its bits must not depend on them
     algorithms_open(&lt->file, getenv("TRAIN_GPT_ALGORITHMS"), properties.name, cublasLtGetVersion());
     return lt;
 }

@@ -4,6 +4,7 @@
 #define TEST_CUDA_TEST_MATMUL_CUH
 
 #include "dev/test/cuda/compare.cuh" // Compare
+#include "llmc/cuda/product.cuh"     // own_product
 
 // Sums of k products in fp32 in another order: some ulps of the largest result.
 static constexpr double MATMUL_BOUND = 2e-6;
@@ -82,6 +83,28 @@ static void matmul_backward_weight_(Compare *t, MatmulShape s, Dtype dtype, int6
     }
 }
 
+// The plain kernel in every form and mixture of types, which the library may leave it none of.
+static void matmul_own_(Compare *t, MatmulShape s, Dtype in, Dtype out, int64_t skip) {
+    const Buffer none = {};
+    for (ProductForm form : {PRODUCT_NT, PRODUCT_NN, PRODUCT_TN}) {
+        for (int accumulate = 0; accumulate < (form == PRODUCT_TN ? 2 : 1); accumulate++) {
+            compare_case(t, "M %lld N %lld K %lld, form %d, %s to %s, skip %lld, accumulate %d", (long long)s.N, (long long)s.OC, (long long)s.IC,
+                         form, dtype_names[in], dtype_names[out], (long long)skip, accumulate);
+            const int64_t M = s.N, N = s.OC, K = s.IC;
+            const Both left = matmul_input_(t, M * K, skip, in, 1), right = matmul_input_(t, K * N, skip, in, 1);
+            const Both result = accumulate ? matmul_input_(t, M * N, skip, out, 3) : matmul_output_(t, M * N, skip, out);
+            Device *cpu = t->device[0];
+            if (form == PRODUCT_NT) cpu->linear_forward(cpu, result[0], none, left[0], right[0], none, M, K, N);
+            if (form == PRODUCT_NN) cpu->linear_backward_input(cpu, result[0], left[0], right[0], none, M, N, K);
+            if (form == PRODUCT_TN) cpu->linear_backward_weight(cpu, result[0], none, accumulate != 0, left[0], right[0], K, N, M);
+            const Product product = {form, result[1], left[1], right[1], M, N, K, accumulate != 0, 0, none, none};
+            own_product(cuda_of(t->device[1]), &product);
+            compare(t, "own_product", result, MATMUL_BOUND);
+            compare_release(t);
+        }
+    }
+}
+
 // The same call twice: the same bits.
 static void matmul_determinism_(Compare *t) {
     const MatmulShape s = {70, 72, 128};
@@ -137,6 +160,9 @@ static void test_matmul(Compare *t) {
             }
         }
     }
+    for (Dtype in : {DTYPE_F32, DTYPE_BF16})
+        for (Dtype out : {DTYPE_F32, DTYPE_BF16})
+            for (int64_t skip : {0, 1}) matmul_own_(t, skip == 0 ? MatmulShape{33, 70, 65} : MatmulShape{5, 3, 40}, in, out, skip);
     matmul_determinism_(t);
     matmul_empty_(t);
     compare_case(t, "fp32, bf16");
