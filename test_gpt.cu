@@ -8,6 +8,7 @@
 #include "dev/test/cuda/test_cast.cuh"       // test_cast
 #include "dev/test/cuda/test_matmul.cuh"     // test_matmul
 #include "dev/test/cuda/test_memory.cuh"     // test_memory
+#include "dev/test/cuda/test_norm.cuh"       // test_norm
 #include "llmc/cuda/device.h"                // device_cuda
 
 struct Family {
@@ -15,10 +16,7 @@ struct Family {
     void (*test)(Compare *);
 };
 static const Family families[] = {
-    {"algorithms", test_algorithms},
-    {"cast", test_cast},
-    {"matmul", test_matmul},
-    {"memory", test_memory},
+    {"algorithms", test_algorithms}, {"cast", test_cast}, {"matmul", test_matmul}, {"memory", test_memory}, {"norm", test_norm},
 };
 
 int main(int argc, char **argv) {

@@ -1,10 +1,12 @@
 // train_gpt.cu: the CUDA device: gathers llmc/cuda/*.cuh into one unit and fills the device table (llmc/device.h) for the trainer, which stays C
 // (train_gpt.c). Built by nvcc for GPUs, and by a C++ compiler for the simulated device (dev/cudasim).
-#include "llmc/cuda/cast.cuh"   // cuda_cast, cuda_accumulate
-#include "llmc/cuda/cuda.cuh"   // CudaDevice
-#include "llmc/cuda/device.h"   // device_cuda
-#include "llmc/cuda/matmul.cuh" // cuda_linear_*, cuda_matmul_rate, cublaslt_open
-#include "llmc/cuda/memory.cuh" // cuda_alloc, cuda_copy_*
+#include "llmc/cuda/cast.cuh"    // cuda_cast, cuda_accumulate
+#include "llmc/cuda/cuda.cuh"    // CudaDevice
+#include "llmc/cuda/device.h"    // device_cuda
+#include "llmc/cuda/dropout.cuh" // cuda_dropout_backward
+#include "llmc/cuda/matmul.cuh"  // cuda_linear_*, cuda_matmul_rate, cublaslt_open
+#include "llmc/cuda/memory.cuh"  // cuda_alloc, cuda_copy_*
+#include "llmc/cuda/norm.cuh"    // cuda_norm_*, cuda_residual_forward
 
 // Opens device `ordinal` and fills the table.
 Device device_cuda(int ordinal) {
@@ -29,9 +31,13 @@ Device device_cuda(int ordinal) {
     device.matmul_rate = cuda_matmul_rate;
     device.cast = cuda_cast;
     device.accumulate = cuda_accumulate;
-    device.linear_forward = cuda_linear_forward;
+    device.dropout_backward = cuda_dropout_backward;
     device.linear_backward_input = cuda_linear_backward_input;
     device.linear_backward_weight = cuda_linear_backward_weight;
+    device.linear_forward = cuda_linear_forward;
+    device.norm_backward = cuda_norm_backward;
+    device.norm_forward = cuda_norm_forward;
+    device.residual_forward = cuda_residual_forward;
     return device;
 }
 

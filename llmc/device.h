@@ -42,6 +42,9 @@ typedef struct {
 
 static inline bool dropout_active(const Dropout *dropout) { return dropout != NULL && dropout->keep_threshold < 65536; }
 
+// Kinds of norm, in the order of --norm's choices.
+enum { NORM_LAYERNORM, NORM_RMSNORM };
+
 typedef struct {
     int64_t heads, kv_heads, head_size; // NH NKV HS, of this rank
 } AttentionShape;

@@ -3,10 +3,11 @@
 #ifndef LLMC_OPTIONS_H
 #define LLMC_OPTIONS_H
 
-#include "llmc/base.h" // Error, fail
-#include <ctype.h>     // isspace
-#include <stddef.h>    // offsetof
-#include <strings.h>   // strcasecmp
+#include "llmc/base.h"   // Error, fail
+#include "llmc/device.h" // NORM_*
+#include <ctype.h>       // isspace
+#include <stddef.h>      // offsetof
+#include <strings.h>     // strcasecmp
 
 // X(kind, field, flag, default, minimum, maximum or choices, help)
 //   INT    int64_t field   decimal integer in [minimum, maximum]
@@ -135,8 +136,7 @@ typedef struct {
     char *owned[OPTION_COUNT]; // texts that came from a config file
 } Options;
 
-// Values of the CHOICE fields, in the order of the table's strings.
-enum { NORM_LAYERNORM, NORM_RMSNORM };
+// Values of the CHOICE fields, in the order of the table's strings; NORM_* are those of device.h.
 enum { POSITION_LEARNED, POSITION_ROPE };
 enum { ACTIVATION_GELU, ACTIVATION_SWIGLU };
 enum { BIAS_OFF, BIAS_ON, BIAS_QKV };
