@@ -417,14 +417,12 @@ static void bench_ceilings(Bench *b) {
     b->copy_bytes = 2.0 * (double)bytes / (ms * 1e-3);
     for (int i = 0; i < 3 && d->matmul_rate != nullptr; i++) b->matmul_flops = std::max(b->matmul_flops, d->matmul_rate(d, DTYPE_BF16));
     cudaDeviceProp properties;
-    int driver = 0;
     cuda_check(cudaGetDeviceProperties(&properties, cuda_of(d)->ordinal), "cudaGetDeviceProperties");
-    if (cudaDriverGetVersion(&driver) != cudaSuccess) driver = 0;
-    printf("%s, %d multiprocessors, driver for CUDA %d.%d; ceilings: bf16 product %.1f TF/s, copy %.0f GB/s (read and write counted)\n",
-           properties.name, properties.multiProcessorCount, driver / 1000, driver % 1000 / 10, b->matmul_flops * 1e-12, b->copy_bytes * 1e-9);
+    printf("%s, %d multiprocessors; ceilings: bf16 product %.1f TF/s, copy %.0f GB/s (read and write counted)\n", properties.name,
+           properties.multiProcessorCount, b->matmul_flops * 1e-12, b->copy_bytes * 1e-9);
     if (b->json != nullptr)
-        fprintf(b->json, "{\"device\": \"%s\", \"multiprocessors\": %d, \"cuda\": %d, \"matmul_tf_per_s\": %.6g, \"copy_gb_per_s\": %.6g}\n",
-                properties.name, properties.multiProcessorCount, driver, b->matmul_flops * 1e-12, b->copy_bytes * 1e-9);
+        fprintf(b->json, "{\"device\": \"%s\", \"multiprocessors\": %d, \"matmul_tf_per_s\": %.6g, \"copy_gb_per_s\": %.6g}\n", properties.name,
+                properties.multiProcessorCount, b->matmul_flops * 1e-12, b->copy_bytes * 1e-9);
 }
 
 static void bench_run(Bench *b) {
