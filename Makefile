@@ -138,7 +138,7 @@ CU_TESTS := test_gpt.cu $(wildcard dev/test/cuda/*.cuh dev/test/cuda/*.h)
 NVCC_FLAGS := -std=c++17 -O3 -lineinfo -I. --threads 2 $(foreach a,$(CUDA_ARCH),-gencode arch=compute_$(a),code=sm_$(a)) -Xcompiler -Wall,-Wextra,-Wno-unused-function
 # the simulator itself is never instrumented: it checks ranges and races by itself
 SIM_NAMES := simcu simcu_ptx simcu_hopper simcublaslt simnccl
-SIM_INCLUDES := -I. $(EXTRA_INCLUDE) -Idev/cudasim/include -isystem $(CUDA)/include -DOMPI_SKIP_MPICXX $(patsubst -I%,-isystem %,$(MPI_FLAGS))
+SIM_INCLUDES := -I. -Idev/cudasim/include -isystem $(CUDA)/include -DOMPI_SKIP_MPICXX $(patsubst -I%,-isystem %,$(MPI_FLAGS))
 SIM_WARN := -Wall -Wextra -Wno-unknown-pragmas -Wno-unused-parameter -Wno-unused-function
 SIM_KERNELS := -std=c++17 -g -x c++ -fno-strict-aliasing $(SIM_WARN) $(SIM_INCLUDES)
 SIM_RUNTIME := -std=c++17 -O2 -g $(SIM_WARN) -Wno-cast-function-type $(SIM_INCLUDES)
