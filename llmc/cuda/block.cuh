@@ -6,28 +6,56 @@
 #define LLMC_CUDA_BLOCK_CUH
 
 #include "llmc/cuda/cuda.cuh" // Pack, to_float, from_float
+#include "llmc/cuda/ptx.cuh"  // forget
+#include <cstring>            // memcpy
 
 enum { UNIT = 8 }; // elements
 
-// Eight elements as they are stored: half the registers of floats in bf16.
-template <class T> struct Unit {
-    static constexpr int packs = UNIT / Pack<T>::size;
-    Pack<T> pack[packs];
-    __device__ __forceinline__ float operator[](int i) const { return to_float(pack[i / Pack<T>::size].at[i % Pack<T>::size]); }
-    __device__ __forceinline__ void set(int i, float value) { pack[i / Pack<T>::size].at[i % Pack<T>::size] = from_float<T>(value); }
+// Eight elements as they are stored, in whole registers: two of them to a register in bf16, the first in the lower half.
+template <class T> struct Unit;
+template <> struct Unit<float> {
+    static constexpr int packs = 2;
+    Pack<uint32_t> pack[packs];
+    __device__ __forceinline__ float operator[](int i) const { return __uint_as_float(pack[i / 4].at[i % 4]); }
+    static __device__ __forceinline__ Unit of(const float (&value)[UNIT]) {
+        Unit unit;
+#pragma unroll
+        for (int i = 0; i < UNIT; i++) unit.pack[i / 4].at[i % 4] = __float_as_uint(value[i]);
+        return unit;
+    }
+};
+template <> struct Unit<bf16> {
+    static constexpr int packs = 1;
+    Pack<uint32_t> pack[packs];
+    __device__ __forceinline__ float operator[](int i) const {
+        const uint32_t two = pack[0].at[i / 2];
+        return __uint_as_float(i % 2 == 0 ? two << 16 : two & 0xffff0000u);
+    }
+    static __device__ __forceinline__ Unit of(const float (&value)[UNIT]) {
+        Unit unit;
+#pragma unroll
+        for (int i = 0; i < UNIT; i += 2) {
+            const __nv_bfloat162 two = __floats2bfloat162_rn(value[i], value[i + 1]);
+            memcpy(&unit.pack[0].at[i / 2], &two, sizeof two);
+        }
+        return unit;
+    }
 };
 
 // Elements c .. c+7 of a row (C), c a multiple of 8; those past its end are zero.
 template <class T> static __device__ __forceinline__ Unit<T> unit_load(const T *row, int64_t c, int64_t C, bool packed) {
-    Unit<T> unit;
     if (packed) {
+        Unit<T> unit = {};
+        if (c < C) {
 #pragma unroll
-        for (int k = 0; k < Unit<T>::packs; k++) unit.pack[k] = c < C ? reinterpret_cast<const Pack<T> *>(row + c)[k] : Pack<T>{};
-    } else {
-#pragma unroll
-        for (int i = 0; i < UNIT; i++) unit.set(i, c + i < C ? to_float(row[c + i]) : 0.0f);
+            for (int k = 0; k < Unit<T>::packs; k++) unit.pack[k] = reinterpret_cast<const Pack<uint32_t> *>(row + c)[k];
+        }
+        return unit;
     }
-    return unit;
+    float value[UNIT];
+#pragma unroll
+    for (int i = 0; i < UNIT; i++) value[i] = c + i < C ? to_float(row[c + i]) : 0.0f;
+    return Unit<T>::of(value);
 }
 
 // Those past the row's end are not stored.
@@ -35,12 +63,21 @@ template <class T> static __device__ __forceinline__ void unit_store(T *row, int
     if (packed) {
         if (c >= C) return;
 #pragma unroll
-        for (int k = 0; k < Unit<T>::packs; k++) reinterpret_cast<Pack<T> *>(row + c)[k] = unit.pack[k];
+        for (int k = 0; k < Unit<T>::packs; k++) reinterpret_cast<Pack<uint32_t> *>(row + c)[k] = unit.pack[k];
     } else {
 #pragma unroll
         for (int i = 0; i < UNIT; i++) {
             if (c + i < C) row[c + i] = from_float<T>(unit[i]);
         }
+    }
+}
+
+// For a unit that is used again much later: converting it anew is cheaper than eight registers for its floats in the meantime.
+template <class T> static __device__ __forceinline__ void unit_forget(Unit<T> &unit) {
+#pragma unroll
+    for (int k = 0; k < Unit<T>::packs; k++) {
+#pragma unroll
+        for (int i = 0; i < Pack<uint32_t>::size; i++) forget(unit.pack[k].at[i]);
     }
 }
 

@@ -42,10 +42,11 @@ __global__ void __launch_bounds__(DROPOUT_THREADS)
         const UnitPlace at = unit_place(i, row_units);
         Unit<T> unit = unit_load(in + at.row * C, at.c, C, packed);
         if (draw.token_index != nullptr) {
-            float mask[UNIT];
-            dropout_mask(mask, draw, draw.token_index[at.row], at.c);
+            float value[UNIT];
+            dropout_mask(value, draw, draw.token_index[at.row], at.c);
 #pragma unroll
-            for (int k = 0; k < UNIT; k++) unit.set(k, unit[k] * mask[k]);
+            for (int k = 0; k < UNIT; k++) value[k] *= unit[k];
+            unit = Unit<T>::of(value);
         }
         unit_store(out + at.row * C, at.c, C, packed, unit);
     }

@@ -32,17 +32,17 @@ template <bool WARP, class T> static __device__ __forceinline__ T norm_row_sum(T
 template <class T>
 static __device__ __forceinline__ Unit<T> norm_residual(const Unit<T> &in, const Unit<T> &branch, const DropoutDraw &draw, int32_t index,
                                                         int64_t c) {
-    Unit<T> x;
+    float x[UNIT];
     if (draw.token_index != nullptr) {
         float mask[UNIT];
         dropout_mask(mask, draw, index, c);
 #pragma unroll
-        for (int i = 0; i < UNIT; i++) x.set(i, fmaf(branch[i], mask[i], in[i]));
+        for (int i = 0; i < UNIT; i++) x[i] = fmaf(branch[i], mask[i], in[i]);
     } else {
 #pragma unroll
-        for (int i = 0; i < UNIT; i++) x.set(i, in[i] + branch[i]);
+        for (int i = 0; i < UNIT; i++) x[i] = in[i] + branch[i];
     }
-    return x;
+    return Unit<T>::of(x);
 }
 
 static __device__ __forceinline__ int32_t norm_token(const DropoutDraw &draw, int64_t n) {
@@ -65,11 +65,12 @@ template <class T> struct NormForward {
 template <class T>
 static __device__ __forceinline__ void norm_output(const NormForward<T> &p, T *out, const Unit<T> &x, float mean, float rstd, int64_t c) {
     const Unit<T> weight = unit_load(p.weight, c, p.C, p.packed);
-    Unit<T> bias = {}, y;
+    Unit<T> bias = {};
+    float y[UNIT];
     if (p.bias != nullptr) bias = unit_load(p.bias, c, p.C, p.packed);
 #pragma unroll
-    for (int i = 0; i < UNIT; i++) y.set(i, (x[i] - mean) * rstd * weight[i] + bias[i]);
-    unit_store(out, c, p.C, p.packed, y);
+    for (int i = 0; i < UNIT; i++) y[i] = (x[i] - mean) * rstd * weight[i] + bias[i];
+    unit_store(out, c, p.C, p.packed, Unit<T>::of(y));
 }
 
 // Sum over eight channels of x or, with `centred` squares, of (x - mean)^2. Zero past the row's end.
@@ -185,21 +186,12 @@ template <class T> static inline void norm_forward_(CudaDevice *device, const No
 template <class T>
 static inline NormForward<T> norm_forward_arguments_(Buffer out, Buffer mean, Buffer rstd, Buffer sum, Buffer in, Buffer branch, Buffer weight,
                                                      Buffer bias, const Dropout *dropout, int kind, double eps, int64_t N, int64_t C) {
-    const bool packed = units_packed(C, out, sum, in, branch, weight, bias);
-    return {(T *)out.data,
-            (float *)mean.data,
-            (float *)rstd.data,
-            (T *)sum.data,
-            (const T *)in.data,
-            (const T *)branch.data,
-            (const T *)weight.data,
-            (const T *)bias.data,
-            dropout_draw(dropout),
-            (float)eps,
-            kind == NORM_LAYERNORM,
-            packed,
-            N,
-            C};
+    NormForward<T> p = {};
+    p.out = (T *)out.data, p.mean = (float *)mean.data, p.rstd = (float *)rstd.data, p.sum = (T *)sum.data;
+    p.in = (const T *)in.data, p.branch = (const T *)branch.data, p.weight = (const T *)weight.data, p.bias = (const T *)bias.data;
+    p.draw = dropout_draw(dropout), p.eps = (float)eps, p.centred = kind == NORM_LAYERNORM;
+    p.packed = units_packed(C, out, sum, in, branch, weight, bias), p.N = N, p.C = C;
+    return p;
 }
 
 // sum (N, C) = x = in + dropout(branch), out (N, C) = (x - mean) * rstd * weight + bias, mean and rstd (N) =
@@ -280,21 +272,21 @@ static __device__ __forceinline__ float2 norm_backward_sums(const Unit<T> &dout,
 template <class T>
 static __device__ __forceinline__ Unit<T> norm_backward_dx(const Unit<T> &old, const Unit<T> &dout, const Unit<T> &x, const Unit<T> &weight,
                                                            float m, float r, float2 means) {
-    Unit<T> dx;
+    float dx[UNIT];
 #pragma unroll
-    for (int i = 0; i < UNIT; i++) dx.set(i, old[i] + r * (dout[i] * weight[i] - means.x - (x[i] - m) * r * means.y));
-    return dx;
+    for (int i = 0; i < UNIT; i++) dx[i] = old[i] + r * (dout[i] * weight[i] - means.x - (x[i] - m) * r * means.y);
+    return Unit<T>::of(dx);
 }
 
-// dweight, dbias of eight channels += one row's
+// Of eight channels: dweight += one row's, dbias += one row's.
 template <class T>
-static __device__ __forceinline__ void norm_backward_add(float (&dweight)[UNIT], float (&dbias)[UNIT], const Unit<T> &dout, const Unit<T> &x,
-                                                         float m, float r) {
+static __device__ __forceinline__ void norm_backward_dweight(float (&dweight)[UNIT], const Unit<T> &dout, const Unit<T> &x, float m, float r) {
 #pragma unroll
-    for (int i = 0; i < UNIT; i++) {
-        dweight[i] += dout[i] * ((x[i] - m) * r);
-        dbias[i] += dout[i];
-    }
+    for (int i = 0; i < UNIT; i++) dweight[i] += dout[i] * ((x[i] - m) * r);
+}
+template <class T> static __device__ __forceinline__ void norm_backward_dbias(float (&dbias)[UNIT], const Unit<T> &dout) {
+#pragma unroll
+    for (int i = 0; i < UNIT; i++) dbias[i] += dout[i];
 }
 
 static __device__ __forceinline__ float2 norm_means(float2 sums, bool centred, int64_t C) {
@@ -323,10 +315,7 @@ static __device__ __forceinline__ void norm_store_partial(float *partial, const 
         const float sum = columns_block_sum(own, shared);
         if (column < C) row[column] = sum;
     } else {
-        Unit<float> unit;
-#pragma unroll
-        for (int i = 0; i < UNIT; i++) unit.set(i, own[i]);
-        unit_store(row, c, C, true, unit);
+        unit_store(row, c, C, true, Unit<float>::of(own));
     }
 }
 
@@ -336,11 +325,11 @@ static __device__ __forceinline__ void norm_store_partial(float *partial, const 
 // REGISTERS_BACKWARD. Not measured on a device yet; expected 75-80% of the memory bandwidth.
 template <class T, int UNITS, bool WARP>
 __global__ void __launch_bounds__(WARP ? COLUMNS_THREADS : NORM_THREADS, WARP ? NORM_BACKWARD_PER_SM : 1) norm_backward_kernel(NormBackward<T> p) {
-    constexpr bool AHEAD = sizeof(T) == 2 && UNITS <= (WARP ? 3 : 2);
+    constexpr bool BIAS = UNITS < 4, AHEAD = sizeof(T) == 2 && UNITS < 3;
     __shared__ __align__(16) float shared[WARP ? COLUMNS_SHARED : 64];
     const int threads = WARP ? 32 : (int)blockDim.x, t = (int)threadIdx.x % threads, rows = WARP ? COLUMNS_WARPS : 1;
     const int64_t C = p.C, stride = (int64_t)gridDim.x * rows;
-    float dweight[UNITS][UNIT] = {}, dbias[UNITS][UNIT] = {};
+    float dweight[UNITS][UNIT] = {}, dbias[BIAS ? UNITS : 1][UNIT] = {};
     Unit<T> dout[UNITS], x[UNITS];
     int64_t n = (int64_t)blockIdx.x * rows + (int)threadIdx.x / threads;
     if (AHEAD && n < p.N) norm_load_rows(dout, x, p, n, t, threads);
@@ -359,13 +348,16 @@ __global__ void __launch_bounds__(WARP ? COLUMNS_THREADS : NORM_THREADS, WARP ? 
             const Unit<T> weight = unit_load(p.weight, (int64_t)(t + u * threads) * UNIT, C, true);
             const float2 add = norm_backward_sums(dout[u], x[u], weight, m, r);
             sums.x += add.x, sums.y += add.y;
-            norm_backward_add(dweight[u], dbias[u], dout[u], x[u], m, r);
+            norm_backward_dweight(dweight[u], dout[u], x[u], m, r);
+            if (BIAS) norm_backward_dbias(dbias[BIAS ? u : 0], dout[u]);
         }
         const float2 means = norm_means(norm_row_sum<WARP>(sums, reinterpret_cast<float2 *>(shared)), p.mean != nullptr, C);
 #pragma unroll
         for (int u = 0; u < UNITS; u++) {
             const int64_t c = (int64_t)(t + u * threads) * UNIT;
             const Unit<T> weight = unit_load(p.weight, c, C, true);
+            unit_forget(dout[u]);
+            unit_forget(x[u]);
             unit_store(p.dx + n * C, c, C, true, norm_backward_dx(old[u], dout[u], x[u], weight, m, r, means));
             if (AHEAD) dout[u] = next_dout[u], x[u] = next_x[u];
         }
@@ -373,22 +365,21 @@ __global__ void __launch_bounds__(WARP ? COLUMNS_THREADS : NORM_THREADS, WARP ? 
 #pragma unroll
     for (int u = 0; u < UNITS; u++) {
         norm_store_partial<WARP>(p.partial, dweight[u], (int64_t)(t + u * threads) * UNIT, u, shared, C);
-        norm_store_partial<WARP>(p.partial + gridDim.x * C, dbias[u], (int64_t)(t + u * threads) * UNIT, u, shared, C);
+        if (BIAS) norm_store_partial<WARP>(p.partial + gridDim.x * C, dbias[BIAS ? u : 0], (int64_t)(t + u * threads) * UNIT, u, shared, C);
     }
 }
 
-// The two passes for any row. First the columns, so that dx may overwrite dout: partial (2, parts, C) as in column_sums_kernel, its grid too.
+// The two passes for any row. First the columns, so that dx may overwrite dout: partial (parts, C) as in column_sums_kernel, its grid too.
 template <class T> __global__ void __launch_bounds__(COLUMNS_THREADS) norm_backward_columns_kernel(NormBackward<T> p) {
     __shared__ float shared[COLUMNS_SHARED];
     const int64_t C = p.C, tile = (int64_t)blockIdx.x * COLUMNS_TILE, c = tile + threadIdx.x % 32 * UNIT;
-    float dweight[UNIT] = {}, dbias[UNIT] = {};
+    float dweight[UNIT] = {};
     for (int64_t n = (int64_t)blockIdx.y * COLUMNS_WARPS + threadIdx.x / 32; n < p.N; n += (int64_t)gridDim.y * COLUMNS_WARPS) {
         const Unit<T> dout = unit_load(p.dout + n * C, c, C, p.packed), x = unit_load(p.x + n * C, c, C, p.packed);
-        norm_backward_add(dweight, dbias, dout, x, p.mean != nullptr ? p.mean[n] : 0.0f, p.rstd[n]);
+        norm_backward_dweight(dweight, dout, x, p.mean != nullptr ? p.mean[n] : 0.0f, p.rstd[n]);
     }
-    const float total_weight = columns_block_sum(dweight, shared), total_bias = columns_block_sum(dbias, shared);
-    const int64_t column = tile + threadIdx.x;
-    if (column < C) p.partial[blockIdx.y * C + column] = total_weight, p.partial[(gridDim.y + blockIdx.y) * C + column] = total_bias;
+    const float total = columns_block_sum(dweight, shared);
+    if (tile + threadIdx.x < C) p.partial[blockIdx.y * C + tile + threadIdx.x] = total;
 }
 
 // Then dx; a block walks its row twice. Grid: a row per block of 256 threads.
@@ -415,59 +406,68 @@ template <class T> __global__ void __launch_bounds__(NORM_LOOP_THREADS) norm_bac
     }
 }
 
-template <class T> using NormBackwardKernel = void (*)(NormBackward<T>);
+// A launch of norm_backward_kernel; kernel nullptr: there is none for these rows.
+template <class T> struct NormBackwardPlan {
+    void (*kernel)(NormBackward<T>);
+    int rows; // of a block at a time
+    unsigned threads;
+    int per_sm; // blocks
+    bool bias;  // sums dbias too
+};
 
-// The kernel whose blocks have the row in registers, and its blocks' threads; nullptr: there is none.
-template <class T> static inline NormBackwardKernel<T> norm_backward_kernel_(const NormBackward<T> &p, unsigned *threads) {
-    const int64_t most = sizeof(T) == 2 ? NORM_LONG_C : NORM_SHORT_C; // 16384 floats and their gradients do not fit
-    *threads = COLUMNS_THREADS;
-    if (!p.packed || p.C > most) return nullptr;
-    if (p.C <= NORM_WARP_C / 4) return norm_backward_kernel<T, 1, true>;
-    if (p.C <= NORM_WARP_C / 2) return norm_backward_kernel<T, 2, true>;
-    if (p.C <= NORM_WARP_C * 3 / 4) return norm_backward_kernel<T, 3, true>;
-    if (p.C <= NORM_WARP_C) return norm_backward_kernel<T, 4, true>;
-    *threads = norm_threads_(p.C, p.C <= NORM_SHORT_C ? 2 : 4);
-    if (p.C <= NORM_SHORT_C) return norm_backward_kernel<T, 2, false>;
-    if constexpr (sizeof(T) == 2) return norm_backward_kernel<T, 4, false>;
-    return nullptr;
+template <class T> static inline NormBackwardPlan<T> norm_backward_plan_(int64_t C, bool packed) {
+    const int lanes = (int)((C + COLUMNS_TILE - 1) / COLUMNS_TILE); // units of a lane, if a warp has the row
+    const unsigned two = norm_threads_(C, 2), four = norm_threads_(C, 4);
+    if (!packed || C > NORM_LONG_C) return {};
+    if (lanes == 1) return {norm_backward_kernel<T, 1, true>, COLUMNS_WARPS, COLUMNS_THREADS, NORM_BACKWARD_PER_SM, true};
+    if (lanes == 2) return {norm_backward_kernel<T, 2, true>, COLUMNS_WARPS, COLUMNS_THREADS, NORM_BACKWARD_PER_SM, true};
+    if constexpr (sizeof(T) == 2) { // of floats, too many for the registers
+        if (lanes == 3) return {norm_backward_kernel<T, 3, true>, COLUMNS_WARPS, COLUMNS_THREADS, NORM_BACKWARD_PER_SM, true};
+    }
+    if (C <= NORM_SHORT_C) return {norm_backward_kernel<T, 2, false>, 1, two, NORM_BACKWARD_THREADS / (int)two, true};
+    if constexpr (sizeof(T) == 2) return {norm_backward_kernel<T, 4, false>, 1, four, NORM_BACKWARD_THREADS / (int)four, false};
+    return {};
 }
 
-// Returns the number of parts of p.partial.
-template <class T> static inline int64_t norm_backward_dx_(CudaDevice *device, NormBackward<T> p) {
-    unsigned threads;
-    const NormBackwardKernel<T> kernel = norm_backward_kernel_(p, &threads);
-    dim3 grid = columns_grid_(device, p.N, p.C);
-    int64_t parts = grid.y;
-    if (kernel != nullptr) {
-        const bool warps = p.C <= NORM_WARP_C;
-        grid = launch_blocks(device, p.N, warps ? COLUMNS_WARPS : 1, warps ? NORM_BACKWARD_PER_SM : NORM_BACKWARD_THREADS / (int)threads);
-        parts = grid.x;
+template <class T>
+static inline void norm_backward_(CudaDevice *device, NormBackward<T> p, float *dweight, Buffer dbias, bool accumulate_w, Buffer dout) {
+    const NormBackwardPlan<T> plan = norm_backward_plan_<T>(p.C, p.packed);
+    if (!plan.bias && dbias.data != nullptr) { // first: dx may overwrite dout
+        cuda_column_sums_(device, dbias, accumulate_w, dout, p.N, p.C);
+        dbias.data = nullptr;
     }
+    const dim3 grid = plan.kernel != nullptr ? dim3(launch_blocks(device, p.N, plan.rows, plan.per_sm)) : columns_grid_(device, p.N, p.C);
+    const int64_t parts = plan.kernel != nullptr ? grid.x : grid.y;
     p.partial = (float *)cuda_scratch(device, (size_t)(2 * parts * p.C) * sizeof(float));
-    if (kernel != nullptr) {
-        launch(device, device->compute, {grid, threads}, kernel, p);
+    if (plan.kernel != nullptr) {
+        launch(device, device->compute, {grid, plan.threads}, plan.kernel, p);
     } else {
         launch(device, device->compute, {grid, COLUMNS_THREADS}, norm_backward_columns_kernel<T>, p);
         launch(device, device->compute, {launch_blocks(device, p.N, 1, NORM_PER_SM), NORM_LOOP_THREADS}, norm_backward_rows_kernel<T>, p);
     }
-    return parts;
+    columns_finish_(device, dweight, (float *)dbias.data, p.partial, parts, p.C, accumulate_w);
+}
+
+template <class T>
+static inline NormBackward<T> norm_backward_arguments_(Buffer dx, bool accumulate, Buffer dout, Buffer x, Buffer mean, Buffer rstd, Buffer weight,
+                                                       int kind, int64_t N, int64_t C) {
+    NormBackward<T> p = {};
+    p.dx = (T *)dx.data, p.dout = (const T *)dout.data, p.x = (const T *)x.data, p.weight = (const T *)weight.data;
+    p.mean = kind == NORM_LAYERNORM ? (const float *)mean.data : nullptr, p.rstd = (const float *)rstd.data;
+    p.accumulate = accumulate, p.packed = units_packed(C, dx, dout, x, weight), p.N = N, p.C = C;
+    return p;
 }
 
 // dx (N, C) = or +=, dweight and dbias (C) = or +=; see the equations above
 static void cuda_norm_backward(Device *device, Buffer dx, bool accumulate_x, Buffer dweight, Buffer dbias, bool accumulate_w, Buffer dout, Buffer x,
                                Buffer mean, Buffer rstd, Buffer weight, int kind, int64_t N, int64_t C) {
-    CudaDevice *c = cuda_of(device);
-    const float *means = kind == NORM_LAYERNORM ? (const float *)mean.data : nullptr, *rstds = (const float *)rstd.data;
-    const bool packed = units_packed(C, dx, dout, x, weight);
-    int64_t parts;
     if (x.dtype == DTYPE_F32) {
-        parts = norm_backward_dx_<float>(c, {(float *)dx.data, (const float *)dout.data, (const float *)x.data, (const float *)weight.data, means,
-                                             rstds, nullptr, accumulate_x, packed, N, C});
+        norm_backward_(cuda_of(device), norm_backward_arguments_<float>(dx, accumulate_x, dout, x, mean, rstd, weight, kind, N, C),
+                       (float *)dweight.data, dbias, accumulate_w, dout);
     } else {
-        parts = norm_backward_dx_<bf16>(c, {(bf16 *)dx.data, (const bf16 *)dout.data, (const bf16 *)x.data, (const bf16 *)weight.data, means, rstds,
-                                            nullptr, accumulate_x, packed, N, C});
+        norm_backward_(cuda_of(device), norm_backward_arguments_<bf16>(dx, accumulate_x, dout, x, mean, rstd, weight, kind, N, C),
+                       (float *)dweight.data, dbias, accumulate_w, dout);
     }
-    columns_finish_(c, (float *)dweight.data, (float *)dbias.data, (const float *)c->scratch, parts, C, accumulate_w);
 }
 
 #endif

@@ -18,6 +18,9 @@
 
 static __device__ __forceinline__ uint32_t smem_u32(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
+// No instruction: the compiler must take the word for a new value, and so keeps nothing in registers that it has computed from the old one.
+static __device__ __forceinline__ void forget(uint32_t &word) { asm volatile("" : "+r"(word)); }
+
 // d (16x8) += a (16x16, row-major) x b (16x8, column-major); bf16 in, fp32 sums. A warp's fragments as in the PTX ISA, "mma.m16n8k16".
 static __device__ __forceinline__ void mma_16816_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"

@@ -9,6 +9,7 @@ template <bool TRANS> void ldmatrix_done(void** s, unsigned mask, const char* f,
 extern template void ldmatrix_done<false>(void**, unsigned, const char*, int);
 extern template void ldmatrix_done<true>(void**, unsigned, const char*, int);
 }
+inline void forget(uint32_t&) {}
 inline void mma_16816_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, SIMCU_AT) {
   simcu::MmaSlot s{d, a, {b0, b1}}; simcu::warp_collective(~0u, "mma.sync", &s, simcu::mma_16816_done, SIMCU_HERE); }
 inline void ldmatrix_x4(uint32_t (&r)[4], const void* row, SIMCU_AT) {
