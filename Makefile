@@ -49,7 +49,7 @@ LIBS := $(BLAS_LIBS_$(BLAS)) -ljansson -lm -lpthread $(if $(HAVE_MPI),-Wl$(comma
 COMPILE = $(CC) $(BASE_FLAGS) $(DEFINES) $(CFLAGS)
 SANITIZE := -O1 -g $(TUNE) -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 
-HEADERS := $(wildcard llmc/*.h llmc/cpu/*.h dev/test/*.h)
+HEADERS := $(wildcard llmc/*.h llmc/cpu/*.h llmc/cuda/*.h dev/test/*.h)
 UNIT_TESTS := $(patsubst dev/test/%.c,$(BUILD)/%,$(wildcard dev/test/test_*.c))
 FUZZERS := $(patsubst dev/fuzz/%.c,$(BUILD)/%,$(wildcard dev/fuzz/fuzz_*.c))
 BENCHES := $(patsubst dev/bench/%.c,$(BUILD)/%,$(wildcard dev/bench/bench_*.c))
@@ -65,6 +65,7 @@ help:
 	@echo "make crash        kills jobs, fails their disks, damages their checkpoints, hundreds of times"
 	@echo "make layouts-full every legal layout of 1, 2, 4 and 8 ranks against one rank (hours)"
 	@echo "make mutants      one-line faults, each of which must make a test fail"
+	@echo "make bench_cuda   times of the CUDA device's ops; make gpu-binaries: what dev/gpu/check.sh runs on a machine with a GPU"
 	@echo "make headers      every header compiles alone; make CC=clang syntax: warnings of another compiler"
 	@echo "make format       clang-format over the sources"
 	@echo "make clean        removes what was built"
@@ -137,11 +138,12 @@ CU_TESTS := test_gpt.cu $(wildcard dev/test/cuda/*.cuh dev/test/cuda/*.h)
 NVCC_FLAGS := -std=c++17 -O3 -lineinfo -I. --threads 2 $(foreach a,$(CUDA_ARCH),-gencode arch=compute_$(a),code=sm_$(a)) -Xcompiler -Wall,-Wextra,-Wno-unused-function
 # the simulator itself is never instrumented: it checks ranges and races by itself
 SIM_HEADERS := $(wildcard dev/cudasim/*.h dev/cudasim/include/*.h)
-SIM_NAMES := $(filter-out simcu_race,$(patsubst dev/cudasim/%.cc,%,$(wildcard dev/cudasim/*.cc)))
+SIM_NAMES := $(filter-out simcu_race $(if $(HAVE_MPI),,simnccl simnccl_ops),$(patsubst dev/cudasim/%.cc,%,$(wildcard dev/cudasim/*.cc)))
+SIM_FORMED := simcu_settings simcu_fiber simcu_launch simcu_memory # compiled for every form; the others serve all
 SIM_INCLUDES := -I. -Idev/cudasim/include -isystem $(CUDA)/include -DOMPI_SKIP_MPICXX $(patsubst -I%,-isystem %,$(MPI_FLAGS))
-SIM_WARN := -Wall -Wextra -Wno-unknown-pragmas -Wno-unused-parameter -Wno-unused-function
+SIM_WARN := -Wall -Wextra -Wno-unknown-pragmas -Wno-unused-parameter -Wno-unused-function $(if $(filter true,$(CI)),-Werror)
 SIM_KERNELS := -std=c++17 -g -x c++ -fno-strict-aliasing $(SIM_WARN) $(SIM_INCLUDES)
-SIM_RUNTIME := -std=c++17 -O3 -g $(TUNE) $(SIM_WARN) -Wno-cast-function-type $(SIM_INCLUDES)
+SIM_RUNTIME := -std=c++17 -O2 -g $(SIM_WARN) -Wno-cast-function-type $(SIM_INCLUDES)
 SIM_fast := -O2
 SIM_asan := -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 SIM_race := -O1 -fsanitize=thread --param tsan-instrument-func-entry-exit=0
@@ -151,7 +153,12 @@ SIM_LINK_race :=
 SIM_DEFINE_asan := -DSIMCU_ASAN
 SIM_DEFINE_race := -DSIMCU_RACE
 SIM_EXTRA_race := $(BUILD)/sim/simcu_race.race.o
+sim_objects = $(foreach n,$(SIM_NAMES),$(BUILD)/sim/$(n)$(if $(filter $(n),$(SIM_FORMED)),.$(1)).o) $(SIM_EXTRA_$(1))
 
+$(BUILD)/sim/%.o: dev/cudasim/%.cc $(SIM_HEADERS) Makefile
+	@mkdir -p $(BUILD)/sim
+	g++ $(SIM_RUNTIME) $(SIM_SPEED) -c $< -o $@
+$(BUILD)/sim/simcublaslt_matmul.o: SIM_SPEED := -O3 $(TUNE)
 define SIM_FORM
 $(BUILD)/sim/%.$(1).o: dev/cudasim/%.cc $(SIM_HEADERS) Makefile
 	@mkdir -p $(BUILD)/sim
@@ -167,14 +174,48 @@ $(BUILD)/cpu_device.o: dev/test/cuda/cpu_device.c $(HEADERS) Makefile
 	$(COMPILE) -c $< -o $@
 SIM_LIBS := -rdynamic -fopenmp $(LIBS) $(if $(HAVE_MPI),$(MPI_LIBS))
 define SIM_TEST
-test_gptcu_sim$(2): $(BUILD)/sim/test_gpt.cu.$(1).o $(BUILD)/sim/train_gpt.cu.$(1).o $(BUILD)/cpu_device.o $(SIM_NAMES:%=$(BUILD)/sim/%.$(1).o) $(SIM_EXTRA_$(1))
+test_gptcu_sim$(2): $(BUILD)/sim/test_gpt.cu.$(1).o $(BUILD)/sim/train_gpt.cu.$(1).o $(BUILD)/cpu_device.o $(call sim_objects,$(1))
 	g++ $(SIM_LINK_$(1)) $$^ $(SIM_LIBS) -o $$@
 endef
 $(eval $(call SIM_TEST,fast,))
 $(eval $(call SIM_TEST,asan,_asan))
 $(eval $(call SIM_TEST,race,_race))
+# The trainer itself: C, with --device cuda.
+$(BUILD)/train_gpt.cuda.o: train_gpt.c $(HEADERS) Makefile
+	@mkdir -p $(BUILD)
+	$(COMPILE) -DUSE_CUDA -c $< -o $@
+define SIM_TRAIN
+train_gptcu_sim$(2): $(BUILD)/train_gpt.cuda.o $(BUILD)/sim/train_gpt.cu.$(1).o $(call sim_objects,$(1))
+	g++ $(SIM_LINK_$(1)) $$^ $(SIM_LIBS) -o $$@
+endef
+$(eval $(call SIM_TRAIN,fast,))
+$(eval $(call SIM_TRAIN,asan,_asan))
+$(eval $(call SIM_TRAIN,race,_race))
+train_gptcu: $(BUILD)/train_gpt.cuda.o train_gpt.cu $(CU_SOURCES) Makefile
+	$(NVCC) $(NVCC_FLAGS) train_gpt.cu $< -o $@ -Xcompiler -fopenmp $(filter-out -Wl%,$(LIBS)) -lcublasLt
+sim: test_gptcu_sim train_gptcu_sim
 test_gptcu: test_gpt.cu train_gpt.cu $(CU_SOURCES) $(CU_TESTS) $(BUILD)/cpu_device.o Makefile
 	$(NVCC) $(NVCC_FLAGS) test_gpt.cu train_gpt.cu $(BUILD)/cpu_device.o -o $@ -Xcompiler -fopenmp $(filter-out -Wl%,$(LIBS)) -lcublasLt
+
+# Time of every op at real sizes (dev/bench_cuda.cu); layouts of the tensor-core instructions (dev/gpu/test_fragments.cu).
+CU_LINK = -Xcompiler -fopenmp $(filter-out -Wl%,$(LIBS)) -lcublasLt $(if $(HAVE_NCCL),-lnccl)
+bench_cuda: dev/bench_cuda.cu $(CU_SOURCES) Makefile
+	$(NVCC) $(NVCC_FLAGS) $< train_gpt.cu -o $@ $(CU_LINK)
+test_fragments: dev/gpu/test_fragments.cu $(CU_SOURCES) Makefile
+	$(NVCC) $(NVCC_FLAGS) $< -o $@
+$(BUILD)/sim/bench_cuda.cu.fast.o: dev/bench_cuda.cu
+$(BUILD)/sim/test_fragments.cu.fast.o: dev/gpu/test_fragments.cu
+$(BUILD)/sim/bench_cuda.cu.fast.o $(BUILD)/sim/test_fragments.cu.fast.o: $(CU_SOURCES) dev/cudasim/simcu.h Makefile
+	@mkdir -p $(@D)
+	g++ $(SIM_KERNELS) $(SIM_fast) -c $(filter dev/%.cu,$^) -o $@
+bench_cuda_sim: $(BUILD)/sim/bench_cuda.cu.fast.o $(BUILD)/sim/train_gpt.cu.fast.o $(call sim_objects,fast)
+	g++ $^ $(SIM_LIBS) -o $@
+test_fragments_sim: $(BUILD)/sim/test_fragments.cu.fast.o $(call sim_objects,fast)
+	g++ $^ $(SIM_LIBS) -o $@
+
+# What dev/gpu/check.sh runs, for another machine with a Hopper GPU, in build/gpu.
+gpu-binaries:
+	CUDA=$(CUDA) NVCC=$(NVCC) dev/gpu/build.sh
 
 # Every header compiles alone.
 headers:
@@ -222,6 +263,6 @@ mutants:
 	python3 dev/mutants/run.py
 
 clean:
-	rm -rf $(BUILD) train_gptcu test_gptcu *_sim *_sim_asan *_sim_race train_gpt train_gpt_asan tokenize tokenize_asan test_gpt test_gpt_asan
+	rm -rf $(BUILD) train_gptcu test_gptcu bench_cuda test_fragments *_sim *_sim_asan *_sim_race train_gpt train_gpt_asan tokenize tokenize_asan test_gpt test_gpt_asan
 
-.PHONY: all help banner headers syntax $(SYNTAX) format unit unit-asan fuzzers schedules bench crash layouts-full mutants clean
+.PHONY: sim gpu-binaries all help banner headers syntax $(SYNTAX) format unit unit-asan fuzzers schedules bench crash layouts-full mutants clean

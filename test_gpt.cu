@@ -4,7 +4,9 @@
 // usage: test_gptcu [WORD]   only the families whose name contains WORD
 #include "dev/test/cuda/compare.cuh"   // Compare
 #include "dev/test/cuda/cpu_device.h"  // cpu_device_open
+#include "dev/test/cuda/test_attention.cuh" // test_attention
 #include "dev/test/cuda/test_cast.cuh" // test_cast
+#include "dev/test/cuda/test_norm.cuh" // test_norm
 #include "llmc/cuda/device.h"          // device_cuda
 
 struct Family {
@@ -12,7 +14,9 @@ struct Family {
     void (*test)(Compare *);
 };
 static const Family families[] = {
+    {"attention", test_attention},
     {"cast", test_cast},
+    {"norm", test_norm},
 };
 
 int main(int argc, char **argv) {
@@ -25,7 +29,7 @@ int main(int argc, char **argv) {
         family.test(&t);
     }
     const bool good = compare_report(&t);
-    device_cuda_close(&cuda);
+    cuda.close(&cuda);
     cpu_device_close(&cpu);
     return good ? 0 : 1;
 }

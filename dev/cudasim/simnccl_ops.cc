@@ -57,6 +57,10 @@ bool rooted(Kind kind) { return kind == BROADCAST || kind == REDUCE || kind == G
 
 // ---------------------------------------------------------------------------- reductions
 
+template <class Number> Number plus(Number a, Number b) {
+    if constexpr (std::is_integral<Number>::value) return Number((uint64_t)a + (uint64_t)b); // wraps
+    else return a + b;
+}
 template <class Storage, class Number> void reduce_as(void *out, const std::vector<const char *> &parts, size_t count, ncclRedOp_t op) {
     for (size_t i = 0; i < count; i++) {
         Number r = Number(((const Storage *)parts[0])[i]);

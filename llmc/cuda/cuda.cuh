@@ -31,6 +31,7 @@ struct CudaDevice {
     cudaStream_t compute;    // every op
     void *scratch;           // of one op at a time, on the compute stream
     size_t scratch_bytes;    // grows to the most that any op has asked for
+    cudaEvent_t read[DEVICE_SLOTS]; // of copies to the host
     int64_t launches;        // kernels started
     struct CublasLt *matmul; // llmc/cuda/matmul.cuh
     struct CudaCopies *copies; // llmc/cuda/memory.cuh

@@ -8,9 +8,11 @@
 extern "C" {
 #endif
 
+// Devices that this process sees; with none, or when CUDA fails, 0 and why.
+int device_cuda_count(char *why, size_t why_bytes);
+
 // Opens CUDA device `ordinal` and fills the table. Ends the process with one line when it cannot.
 Device device_cuda(int ordinal);
-void device_cuda_close(Device *device);
 
 #ifdef __cplusplus
 }
