@@ -180,6 +180,19 @@ endef
 $(eval $(call SIM_TEST,fast,))
 $(eval $(call SIM_TEST,asan,_asan))
 $(eval $(call SIM_TEST,race,_race))
+# Tests of the simulated device itself, and faults that it must find (dev/cudasim/test.sh).
+SIM_TESTS := $(wildcard dev/cudasim/*.cu dev/cudasim/*.cuh dev/cudasim/planted/*.cu)
+define SIM_OWN
+$(BUILD)/sim/$(3).$(1).o: dev/cudasim/$(4).cu $(SIM_TESTS) $(SIM_HEADERS) llmc/cuda/ptx.cuh dev/test/test.h Makefile
+	@mkdir -p $(BUILD)/sim
+	g++ $(SIM_KERNELS) $(SIM_$(1)) -c $$< -o $$@
+$(BUILD)/sim_$(3)$(2): $(BUILD)/sim/$(3).$(1).o $(call sim_objects,$(1))
+	g++ $(SIM_LINK_$(1)) $$^ $(SIM_LIBS) -o $$@
+endef
+$(foreach test,test:test_sim planted:planted/planted,$(foreach form,fast: asan:_asan race:_race,$(eval $(call SIM_OWN,$(word 1,$(subst :, ,$(form))),$(word 2,$(subst :, ,$(form))),$(word 1,$(subst :, ,$(test))),$(word 2,$(subst :, ,$(test)))))))
+sim-tests: $(foreach form,_ _asan _race,$(BUILD)/sim_test$(form:_=) $(BUILD)/sim_planted$(form:_=))
+sim-test: sim-tests
+	dev/cudasim/test.sh
 # The trainer itself: C, with --device cuda.
 $(BUILD)/train_gpt.cuda.o: train_gpt.c $(HEADERS) Makefile
 	@mkdir -p $(BUILD)

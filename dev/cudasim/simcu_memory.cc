@@ -175,7 +175,7 @@ void memory_free(void *pointer, MemoryKind kind, const char *call) {
     if (!a.live) fail(nullptr, 0, "%s: double free of a %s buffer of %td bytes", call, kind_name(kind), a.end - a.begin);
     device_open();
     check_end(a);
-    device_close();
+    device_close(); // open already where a stream frees it
     a.live = false;
     if (kind == MemoryKind::DEVICE) used_bytes -= rounded((size_t)(a.end - a.begin));
 #ifdef SIMCU_ASAN

@@ -166,7 +166,6 @@ cudaError_t enqueue(cudaStream_t handle, const char *what, std::function<bool()>
 cudaError_t device_synchronize(const char *call) {
     wait_until(call, [] { return !pending(); });
     race_host_waited(-1);
-    memory_check_ends();
     return cudaSuccess;
 }
 
@@ -208,7 +207,6 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     if (s->capture != nullptr) return forbidden_in_capture("cudaStreamSynchronize");
     wait_until("cudaStreamSynchronize", [s] { return s->queue.empty(); });
     race_host_waited(s->id);
-    memory_check_ends();
     return cudaSuccess;
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
@@ -221,7 +219,10 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
 }
 cudaError_t cudaDeviceSynchronize() {
     const cudaError_t allowed = forbidden_in_capture("cudaDeviceSynchronize");
-    return allowed != cudaSuccess ? allowed : device_synchronize("cudaDeviceSynchronize");
+    if (allowed != cudaSuccess) return allowed;
+    const cudaError_t result = device_synchronize("cudaDeviceSynchronize");
+    memory_check_ends();
+    return result;
 }
 // A function of the host, in its turn.
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void *data) {

@@ -213,8 +213,10 @@ template <class Run> bool in_turn(ncclComm_t comm, Exchange *e, Run run) {
         if (comm->done != e->turns.front()) return false;
         if (!run()) return false;
     }
+    static std::deque<Outgoing> &abandoned = *new std::deque<Outgoing>; // MPI may still read them
+    for (Outgoing &o : e->out) abandoned.push_back(std::move(o));
     e->turns.pop_front();
-    e->started = false, e->parts.clear();
+    e->started = false, e->parts.clear(), e->out.clear();
     comm->done++;
     return true;
 }
