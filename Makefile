@@ -67,6 +67,9 @@ help:
 	@echo "make mutants      one-line faults, each of which must make a test fail"
 	@echo "make bench_cuda   times of the CUDA device's ops; make gpu-binaries: what dev/gpu/check.sh runs on a machine with a GPU"
 	@echo "make headers      every header compiles alone; make CC=clang syntax: warnings of another compiler"
+	@echo "make sim          ./test_gptcu_sim and ./train_gptcu_sim: the CUDA device simulated on the CPU (forms _asan, _race); needs CUDA's headers"
+	@echo "make sim-test     tests of the simulated device itself (dev/cudasim)"
+	@echo "make cuda-syntax  nvcc compiles and links it all without a warning; make cuda-headers: each header alone"
 	@echo "make format       clang-format over the sources"
 	@echo "make clean        removes what was built"
 	@echo "scripts/test.sh   everything"
@@ -135,7 +138,7 @@ NVCC ?= $(CUDA)/bin/nvcc
 CUDA_ARCH ?= 80 90a
 CU_SOURCES := train_gpt.cu $(wildcard llmc/cuda/*.cuh llmc/cuda/*.h)
 CU_TESTS := test_gpt.cu $(wildcard dev/test/cuda/*.cuh dev/test/cuda/*.h)
-NVCC_FLAGS := -std=c++17 -O3 -lineinfo -I. --threads 2 $(foreach a,$(CUDA_ARCH),-gencode arch=compute_$(a),code=sm_$(a)) -Xcompiler -Wall,-Wextra,-Wno-unused-function
+NVCC_FLAGS := -std=c++17 -O3 -lineinfo -I. --threads 2 $(foreach a,$(CUDA_ARCH),-gencode arch=compute_$(a),code=sm_$(a)) -Xcompiler -Wall,-Wextra,-Wno-unused-function $(if $(filter true,$(CI)),-Werror all-warnings -Xcompiler -Werror)
 # the simulator itself is never instrumented: it checks ranges and races by itself
 SIM_HEADERS := $(wildcard dev/cudasim/*.h dev/cudasim/include/*.h)
 SIM_NAMES := $(filter-out simcu_race $(if $(HAVE_MPI),,simnccl simnccl_ops),$(patsubst dev/cudasim/%.cc,%,$(wildcard dev/cudasim/*.cc)))
@@ -204,14 +207,27 @@ endef
 $(eval $(call SIM_TRAIN,fast,))
 $(eval $(call SIM_TRAIN,asan,_asan))
 $(eval $(call SIM_TRAIN,race,_race))
-train_gptcu: $(BUILD)/train_gpt.cuda.o train_gpt.cu $(CU_SOURCES) Makefile
-	$(NVCC) $(NVCC_FLAGS) train_gpt.cu $< -o $@ -Xcompiler -fopenmp $(filter-out -Wl%,$(LIBS)) -lcublasLt
 sim: test_gptcu_sim train_gptcu_sim
-test_gptcu: test_gpt.cu train_gpt.cu $(CU_SOURCES) $(CU_TESTS) $(BUILD)/cpu_device.o Makefile
-	$(NVCC) $(NVCC_FLAGS) test_gpt.cu train_gpt.cu $(BUILD)/cpu_device.o -o $@ -Xcompiler -fopenmp $(filter-out -Wl%,$(LIBS)) -lcublasLt
+# By nvcc; the assembler's report of registers and spills is kept (dev/gpu/ptxas.sh).
+CU_LINK = -Xcompiler -fopenmp $(filter-out -Wl%,$(LIBS)) -lcublasLt $(if $(HAVE_NCCL),-lnccl)
+$(BUILD)/cuda/%.o $(BUILD)/cuda/%.ptxas.txt &: %.cu $(CU_SOURCES) $(CU_TESTS) Makefile
+	@mkdir -p $(BUILD)/cuda
+	$(NVCC) $(NVCC_FLAGS) -Xptxas -v -c $< -o $(BUILD)/cuda/$*.o 2>$(BUILD)/cuda/$*.ptxas.txt || { grep -v '^ptxas info\|^    [0-9]* bytes' $(BUILD)/cuda/$*.ptxas.txt; exit 1; }
+	@grep 'warning' $(BUILD)/cuda/$*.ptxas.txt || true
+train_gptcu: $(BUILD)/cuda/train_gpt.o $(BUILD)/train_gpt.cuda.o
+	$(NVCC) $(NVCC_FLAGS) $^ -o $@ $(CU_LINK)
+test_gptcu: $(BUILD)/cuda/test_gpt.o $(BUILD)/cuda/train_gpt.o $(BUILD)/cpu_device.o
+	$(NVCC) $(NVCC_FLAGS) $^ -o $@ $(CU_LINK)
+# Everything compiles and links for every architecture without a warning; each kernel header compiles alone.
+cuda-syntax:
+	+@$(MAKE) -s CI=true train_gptcu test_gptcu && echo "cuda-syntax: compiled and linked for sm_$(subst $() $(),$(comma) sm_,$(strip $(CUDA_ARCH)))"
+CU_ALONE := $(addsuffix .alone,$(wildcard llmc/cuda/*.cuh))
+$(CU_ALONE): %.alone: %
+	@g++ $(SIM_KERNELS) -Werror -fsyntax-only -include $< /dev/null || { echo "does not compile alone: $<"; exit 1; }
+cuda-headers: $(CU_ALONE)
+	@echo "cuda-headers: each of $(words $(CU_ALONE)) compiles alone"
 
 # Time of every op at real sizes (dev/bench_cuda.cu); layouts of the tensor-core instructions (dev/gpu/test_fragments.cu).
-CU_LINK = -Xcompiler -fopenmp $(filter-out -Wl%,$(LIBS)) -lcublasLt $(if $(HAVE_NCCL),-lnccl)
 bench_cuda: dev/bench_cuda.cu $(CU_SOURCES) Makefile
 	$(NVCC) $(NVCC_FLAGS) $< train_gpt.cu -o $@ $(CU_LINK)
 test_fragments: dev/gpu/test_fragments.cu $(CU_SOURCES) Makefile
@@ -245,8 +261,9 @@ $(SYNTAX): %.syntax: %
 syntax: $(SYNTAX)
 	@echo "$(words $(SYNTAX)) files compile with $(CC)"
 
+CU_FORMAT := $(shell find train_gpt.cu test_gpt.cu llmc/cuda dev -name '*.cu' -o -name '*.cuh' -o -name '*.cc' -o -path 'llmc/cuda/*.h' -o -path 'dev/cudasim/*.h' -o -path 'dev/test/cuda/*.[ch]')
 format:
-	clang-format -i train_gpt.c test_gpt.c llmc/*.h llmc/cpu/*.h dev/*.c dev/test/*.[ch] dev/bench/*.c dev/fuzz/*.c data/*.c
+	clang-format -i train_gpt.c test_gpt.c llmc/*.h llmc/cpu/*.h dev/*.c dev/test/*.[ch] dev/bench/*.c dev/fuzz/*.c data/*.c $(CU_FORMAT)
 
 unit: $(UNIT_TESTS)
 unit-asan: $(addsuffix _asan,$(UNIT_TESTS))
@@ -278,4 +295,4 @@ mutants:
 clean:
 	rm -rf $(BUILD) train_gptcu test_gptcu bench_cuda test_fragments *_sim *_sim_asan *_sim_race train_gpt train_gpt_asan tokenize tokenize_asan test_gpt test_gpt_asan
 
-.PHONY: sim gpu-binaries all help banner headers syntax $(SYNTAX) format unit unit-asan fuzzers schedules bench crash layouts-full mutants clean
+.PHONY: sim sim-tests sim-test cuda-syntax cuda-headers $(CU_ALONE) gpu-binaries all help banner headers syntax $(SYNTAX) format unit unit-asan fuzzers schedules bench crash layouts-full mutants clean

@@ -24,14 +24,17 @@ namespace {
 std::map<char *, Allocation> &allocations = *new std::map<char *, Allocation>; // by begin; freed ones stay until their address is given out again
 size_t used_bytes;
 int open_depth;
+bool unchecked; // the device was open since the ends were checked
 
 constexpr size_t arena_bytes = 1ull << 38, granule = 256;
-constexpr unsigned char pattern = 0xa5;
-char *arena, *arena_next;
+char *arena; // none under AddressSanitizer
 
 size_t rounded(size_t bytes) { return (bytes + granule - 1) / granule * granule; }
 
 #ifndef SIMCU_ASAN
+constexpr unsigned char pattern = 0xa5;
+char *arena_next; // not given out yet
+
 struct Guard {
     char *begin, *end;
 };
@@ -162,9 +165,11 @@ static void check_end(const Allocation &a) {
 }
 
 void memory_check_ends() {
+    if (!unchecked) return;
     device_open();
     for (const auto &[begin, a] : allocations) check_end(a);
     device_close();
+    unchecked = false;
 }
 
 void memory_free(void *pointer, MemoryKind kind, const char *call) {
@@ -190,6 +195,7 @@ void memory_free(void *pointer, MemoryKind kind, const char *call) {
 }
 
 void device_open() {
+    unchecked = true;
     if (open_depth++ > 0) return;
 #ifndef SIMCU_ASAN
     set_access(PROT_READ | PROT_WRITE);

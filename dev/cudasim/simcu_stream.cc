@@ -220,8 +220,10 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
 cudaError_t cudaDeviceSynchronize() {
     const cudaError_t allowed = forbidden_in_capture("cudaDeviceSynchronize");
     if (allowed != cudaSuccess) return allowed;
+    device_open();
     const cudaError_t result = device_synchronize("cudaDeviceSynchronize");
     memory_check_ends();
+    device_close();
     return result;
 }
 // A function of the host, in its turn.

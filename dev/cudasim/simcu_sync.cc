@@ -125,8 +125,7 @@ void warp_collective(unsigned asked, const char *what, void *slot, WarpFunction 
     WarpOperation *mine = nullptr;
     for (unsigned used = warp.used; used != 0; used &= used - 1) {
         WarpOperation &o = warp.pending[__builtin_ctz(used)];
-        if (!(o.mask >> lane & 1)) continue; // other lanes' business
-        if (o.mask != mask) fail(file, line, "%s: mask %08x, but a pending %s at %s:%d with mask %08x waits for lane %d", what, asked, o.what, o.file, o.line, o.mask, lane);
+        if (o.mask != mask) continue; // other lanes' business, or of this lane's later
         if (o.function != function || o.line != line || strcmp(o.file, file) != 0)
             fail(file, line, "divergent warp: lane %d reached %s while other lanes wait in %s at %s:%d", lane, what, o.what, o.file, o.line);
         mine = &o;
