@@ -145,7 +145,7 @@ SIM_NAMES := $(filter-out simcu_race $(if $(HAVE_MPI),,simnccl simnccl_ops),$(pa
 SIM_FORMED := simcu_settings simcu_fiber simcu_launch simcu_memory # compiled for every form; the others serve all
 SIM_INCLUDES := -I. -Idev/cudasim/include -isystem $(CUDA)/include -DOMPI_SKIP_MPICXX $(patsubst -I%,-isystem %,$(MPI_FLAGS))
 SIM_WARN := -Wall -Wextra -Wno-unknown-pragmas -Wno-unused-parameter -Wno-unused-function $(if $(filter true,$(CI)),-Werror)
-SIM_KERNELS := -std=c++17 -g -x c++ -fno-strict-aliasing $(SIM_WARN) $(SIM_INCLUDES)
+SIM_KERNELS := -std=c++17 -g -x c++ -fno-strict-aliasing -fstack-clash-protection $(SIM_WARN) $(SIM_INCLUDES)
 SIM_RUNTIME := -std=c++17 -O2 -g $(SIM_WARN) -Wno-cast-function-type $(SIM_INCLUDES)
 SIM_fast := -O2
 SIM_asan := -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer

@@ -48,7 +48,7 @@ void on_fault(int signal, siginfo_t *info, void *) {
         end_process(EXIT_RACE);
     }
     for (const Guard &guard : guards) {
-        if (address < guard.begin || address >= guard.end) continue;
+        if (!in_kernel || address < guard.begin || address >= guard.end) continue;
         fprintf(stderr, "simcu: error: the stack of a thread overflows\n  in %s\n", where());
         end_process(EXIT_FAULT);
     }
@@ -101,6 +101,9 @@ const Allocation *memory_find(const void *pointer) {
     auto at = allocations.upper_bound((char *)pointer);
     if (at == allocations.begin()) return nullptr;
     const Allocation &a = std::prev(at)->second;
+#ifdef SIMCU_ASAN
+    if (!a.live && __asan_address_is_poisoned(pointer) == 0) return nullptr; // the host's allocator has given it out again
+#endif
     return (char *)pointer < a.end || (a.begin == a.end && pointer == a.begin) ? &a : nullptr;
 }
 

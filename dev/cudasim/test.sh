@@ -57,7 +57,7 @@ quiet "NCCL, 3 ranks, other orders" env SIMCU_SEED=5 SIMCU_STREAMS=5 mpirun -np 
 quiet "NCCL, 2 ranks_race" mpirun -np 2 --oversubscribe --bind-to none build/sim_test_race nccl
 
 # --- planted faults
-found _race missing_barrier "race: .* of 4 bytes .*static shared memory"
+found _race missing_barrier "race: read of 4 bytes .*static shared memory"
 found _race missing_barrier "no barrier between" SIMCU_SEED=4
 found _race missing_second_barrier "no barrier between"
 found _race missing_syncwarp "no barrier between"
@@ -73,8 +73,8 @@ found "" unwritten_global "FAILED: NaN"
 every divergent_barrier "divergent barrier: other threads of the block wait at"
 every early_return "thread 40 exits the kernel while 40 others wait for it in __syncthreads"
 found "" early_return "__syncthreads after 24 threads of the block have exited" SIMCU_SCHED=rev
-every dead_lane "exits the kernel while its warp waits for it in __shfl_sync"
-found "" dead_lane "names lanes 00000080 that have already exited" SIMCU_SCHED=rev
+every dead_lane "names lanes 00000001 that have already exited"
+found "" dead_lane "thread 32 exits the kernel while its warp waits for it in __shfl_sync" SIMCU_SCHED=rev
 every foreign_lane "shuffle: lane 0 reads lane 16, which is not in mask 0000ffff"
 every wrong_mask "the calling lane 16 is not in its mask 0000ffff"
 every divergent_warp "divergent warp: lane 1 reached __shfl_sync while other lanes wait in __shfl_sync at"
@@ -90,7 +90,7 @@ every pinned_reuse "the host changed a pinned buffer between the call and the co
 every double_free "cudaFree: double free of a device buffer of 256 bytes"
 every free_middle "is not the begin of a device buffer (4 bytes into a device buffer of 256 bytes)"
 found _asan use_after_free "heap-use-after-free"
-found _race use_after_free "use after free: read of 4 bytes .* 0 bytes into a device buffer of 256 bytes, freed"
+found _race use_after_free "use after free: read of 4 bytes .*(0 bytes into a device buffer of 256 bytes, freed"
 every copy_after_free "use after free: cudaMemcpy reads 256 bytes"
 every copy_bounds "out of bounds: cudaMemcpy reads 260 bytes (0 bytes into a device buffer of 256 bytes)"
 every launch_threads "a block of 2048 x 1 x 1 threads: wanted 1 to 1024"
@@ -102,6 +102,7 @@ found _race workspace_shared "race: write of .* bytes .*"
 found "" nccl_absent "nothing moved for 2 s; the host waits in cudaStreamSynchronize; stream 1 is in ncclAllReduce, which waits for rank 0 of 2 .* for rank(s) 1" SIMCU_TIMEOUT=2
 found "" nccl_disagree "ranks disagree: rank [01] calls ncclAllReduce of"
 found "" nccl_both_send "stream 1 is in ncclSend, which waits for .* to receive 256 bytes" SIMCU_TIMEOUT=2
+found "" nccl_polled "a communicator of NCCL is not complete after 2 s: it waits for rank(s) 1" SIMCU_TIMEOUT=2
 # what repeats a failure is printed with it
 found "" divergent_barrier "replay: SIMCU_SEED=7 SIMCU_STREAMS=9 SIMCU_CPASYNC=late" SIMCU_SEED=7 SIMCU_STREAMS=9 SIMCU_CPASYNC=late
 tally

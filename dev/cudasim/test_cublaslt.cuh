@@ -1,5 +1,5 @@
-// test_cublaslt.cuh: the simulated cuBLASLt: every epilogue, transpose and type against plain loops in double precision, through every algorithm that the
-// heuristic offers; and what the library must refuse.
+// test_cublaslt.cuh: the simulated cuBLASLt: every epilogue, transpose and type against plain loops in double precision, through every algorithm
+// that the heuristic offers; and what the library must refuse.
 #ifndef CUDASIM_TEST_CUBLASLT_CUH
 #define CUDASIM_TEST_CUBLASLT_CUH
 
@@ -100,14 +100,16 @@ static void product_close(Product *p) {
 }
 static int heuristics(Product *p, cublasLtMatmulHeuristicResult_t *results, int wanted, cublasStatus_t *status = nullptr) {
     int found = 0;
-    const cublasStatus_t s = cublasLtMatmulAlgoGetHeuristic(p->handle, p->descriptor, p->a, p->b, p->c, p->d, p->preference, wanted, results, &found);
+    const cublasStatus_t s =
+        cublasLtMatmulAlgoGetHeuristic(p->handle, p->descriptor, p->a, p->b, p->c, p->d, p->preference, wanted, results, &found);
     if (status != nullptr) *status = s;
     check((s == CUBLAS_STATUS_SUCCESS) == (found > 0), "status and count of the heuristic agree");
     return found;
 }
-static cublasStatus_t multiply(Product *p, const void *a, const void *b, const void *c, void *d, float alpha, float beta, const cublasLtMatmulAlgo_t *algo,
-                               size_t workspace_bytes) {
-    return cublasLtMatmul(p->handle, p->descriptor, &alpha, a, p->a, b, p->b, &beta, c, p->c, d, p->d, algo, p->workspace, workspace_bytes, nullptr);
+static cublasStatus_t multiply(Product *p, const void *a, const void *b, const void *c, void *d, float alpha, float beta,
+                               const cublasLtMatmulAlgo_t *algo, size_t workspace_bytes) {
+    return cublasLtMatmul(p->handle, p->descriptor, &alpha, a, p->a, b, p->b, &beta, c, p->c, d, p->d, algo, p->workspace, workspace_bytes,
+                          nullptr);
 }
 
 static double gelu_of(double x) { return 0.5 * x * (1 + tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))); }
@@ -120,8 +122,8 @@ static double gelu_slope(double x) {
 struct Wanted {
     std::vector<double> d, bias, aux; // (n, m), (m or n), (n, m)
 };
-static Wanted wanted(const Matrix &a, const Matrix &b, const Matrix &c, const std::vector<double> &bias, const Matrix &aux, int m, int n, int k, bool ta, bool tb,
-                     uint32_t epilogue, double alpha, double beta) {
+static Wanted wanted(const Matrix &a, const Matrix &b, const Matrix &c, const std::vector<double> &bias, const Matrix &aux, int m, int n, int k,
+                     bool ta, bool tb, uint32_t epilogue, double alpha, double beta) {
     Wanted w = {std::vector<double>((size_t)(m * n)), bias, std::vector<double>((size_t)(m * n))};
     const auto A = [&](int i, int p) { return ta ? a.at(p, i) : a.at(i, p); };
     const auto B = [&](int p, int j) { return tb ? b.at(j, p) : b.at(p, j); };
@@ -132,7 +134,8 @@ static Wanted wanted(const Matrix &a, const Matrix &b, const Matrix &c, const st
             double sum = 0;
             for (int p = 0; p < k; p++) sum += A(i, p) * B(p, j);
             double value = alpha * sum + beta * c.at(i, j);
-            if (epilogue == CUBLASLT_EPILOGUE_BIAS || epilogue == CUBLASLT_EPILOGUE_GELU_BIAS || epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS) value += bias[(size_t)i];
+            if (epilogue == CUBLASLT_EPILOGUE_BIAS || epilogue == CUBLASLT_EPILOGUE_GELU_BIAS || epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS)
+                value += bias[(size_t)i];
             w.aux[(size_t)(j * m + i)] = value;
             if (epilogue & CUBLASLT_EPILOGUE_GELU) value = gelu_of(value);
             if (gradient) value *= gelu_slope(aux.at(i, j));
@@ -194,11 +197,11 @@ static void test_epilogues() {
     static const struct {
         uint32_t epilogue;
         const char *name;
-    } epilogues[] = {{CUBLASLT_EPILOGUE_DEFAULT, "none"},       {CUBLASLT_EPILOGUE_BIAS, "BIAS"},
-                     {CUBLASLT_EPILOGUE_GELU, "GELU"},          {CUBLASLT_EPILOGUE_GELU_BIAS, "GELU_BIAS"},
-                     {CUBLASLT_EPILOGUE_GELU_AUX, "GELU_AUX"},  {CUBLASLT_EPILOGUE_GELU_AUX_BIAS, "GELU_AUX_BIAS"},
-                     {CUBLASLT_EPILOGUE_DGELU, "DGELU"},        {CUBLASLT_EPILOGUE_DGELU_BGRAD, "DGELU_BGRAD"},
-                     {CUBLASLT_EPILOGUE_BGRADA, "BGRADA"},      {CUBLASLT_EPILOGUE_BGRADB, "BGRADB"}};
+    } epilogues[] = {{CUBLASLT_EPILOGUE_DEFAULT, "none"},      {CUBLASLT_EPILOGUE_BIAS, "BIAS"},
+                     {CUBLASLT_EPILOGUE_GELU, "GELU"},         {CUBLASLT_EPILOGUE_GELU_BIAS, "GELU_BIAS"},
+                     {CUBLASLT_EPILOGUE_GELU_AUX, "GELU_AUX"}, {CUBLASLT_EPILOGUE_GELU_AUX_BIAS, "GELU_AUX_BIAS"},
+                     {CUBLASLT_EPILOGUE_DGELU, "DGELU"},       {CUBLASLT_EPILOGUE_DGELU_BGRAD, "DGELU_BGRAD"},
+                     {CUBLASLT_EPILOGUE_BGRADA, "BGRADA"},     {CUBLASLT_EPILOGUE_BGRADB, "BGRADB"}};
     static const struct {
         cudaDataType in, out;
         double bound; // rounding of D
@@ -252,9 +255,11 @@ static void test_blas_rules() {
     prefer(&p, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, (uint64_t)0);
     for (int i = heuristics(&p, r, 16); i-- > 0;) check(r[i].workspaceSize == 0, "no workspace allowed");
     const cublasLtMatmulAlgo_t wide = r[0].algo;
-    check(multiply(&p, (char *)a.device + 2, b.device, d.device, d.device, 1, 0, &wide, 0) == CUBLAS_STATUS_NOT_SUPPORTED, "A less aligned than promised");
+    check(multiply(&p, (char *)a.device + 2, b.device, d.device, d.device, 1, 0, &wide, 0) == CUBLAS_STATUS_NOT_SUPPORTED,
+          "A less aligned than promised");
     prefer(&p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, (uint32_t)2);
-    check(heuristics(&p, r, 1) == 1 && multiply(&p, a.device, b.device, d.device, d.device, 1, 0, &r[0].algo, 0) == CUBLAS_STATUS_SUCCESS, "A's promise of 2 bytes");
+    check(heuristics(&p, r, 1) == 1 && multiply(&p, a.device, b.device, d.device, d.device, 1, 0, &r[0].algo, 0) == CUBLAS_STATUS_SUCCESS,
+          "A's promise of 2 bytes");
     check(describe(&p, CUBLASLT_MATMUL_DESC_EPILOGUE, (uint8_t)4) == CUBLAS_STATUS_INVALID_VALUE, "an attribute of the wrong size");
     NEED_BLAS(describe(&p, CUBLASLT_MATMUL_DESC_EPILOGUE, (uint32_t)CUBLASLT_EPILOGUE_BIAS));
     check(multiply(&p, a.device, b.device, d.device, d.device, 1, 0, &wide, 0) == CUBLAS_STATUS_INVALID_VALUE, "bias without a pointer");
@@ -332,7 +337,8 @@ static void test_blas_forms() {
         }
         NEED_BLAS(describe(&p, CUBLASLT_MATMUL_DESC_POINTER_MODE, (int32_t)CUBLASLT_POINTER_MODE_DEVICE));
         float *scalars = to_device(std::vector<float>{2, 0});
-        NEED_BLAS(cublasLtMatmul(p.handle, p.descriptor, scalars, a.device, p.a, b.device, p.b, scalars + 1, d.device, p.c, d.device, p.d, nullptr, nullptr, 0, nullptr));
+        NEED_BLAS(cublasLtMatmul(p.handle, p.descriptor, scalars, a.device, p.a, b.device, p.b, scalars + 1, d.device, p.c, d.device, p.d, nullptr,
+                                 nullptr, 0, nullptr));
         const std::vector<double> got = download(d.device, d.values.size(), CUDA_R_32F);
         double worst = 0;
         for (int z = 0; z < batch; z++) {

@@ -1,5 +1,5 @@
-// test_nccl.cuh: the simulated NCCL on as many ranks as there are (one without a launcher): every collective, type and reduction against plain sums,
-// messages in groups, splits, communicators that do not block, several streams, graphs, aborts. What hangs is in planted/.
+// test_nccl.cuh: the simulated NCCL on as many ranks as there are (one without a launcher): every collective, type and reduction against plain
+// sums, messages in groups, splits, communicators that do not block, several streams, graphs, aborts. What hangs is in planted/.
 #ifndef CUDASIM_TEST_NCCL_CUH
 #define CUDASIM_TEST_NCCL_CUH
 
@@ -45,8 +45,10 @@ static double reduced(ncclRedOp_t op, int size, int64_t i, bool is_unsigned) {
     double r = 0;
     for (int k = 0; k < size; k++) {
         const double v = is_unsigned ? abs(element(k, i)) : element(k, i);
-        if (k == 0) r = v;
-        else r = op == ncclMax ? fmax(r, v) : op == ncclMin ? fmin(r, v) : r + v;
+        if (k == 0)
+            r = v;
+        else
+            r = op == ncclMax ? fmax(r, v) : op == ncclMin ? fmin(r, v) : r + v;
     }
     return op == ncclAvg ? r / size : r;
 }
@@ -58,7 +60,8 @@ template <class T> static void test_collectives(ncclComm_t comm, const Ranks &g,
     for (int64_t i = 0; i < n * g.size; i++) in[(size_t)i] = number<T>(is_unsigned ? abs(element(g.rank, i)) : element(g.rank, i));
     T *a = to_device(in), *b = device_new<T>(all);
     const auto want = [&](int64_t i, double w, const char *what, const std::vector<T> &got, int64_t at) {
-        check(value(got[(size_t)at]) == value(number<T>(w)), "%s, type %d, element %lld of rank %d: %g, wanted %g", what, (int)type, (long long)i, g.rank, value(got[(size_t)at]), w);
+        check(value(got[(size_t)at]) == value(number<T>(w)), "%s, type %d, element %lld of rank %d: %g, wanted %g", what, (int)type, (long long)i,
+              g.rank, value(got[(size_t)at]), w);
     };
     const auto mine = [&](int r, int64_t i) { return (double)(is_unsigned ? abs(element(r, i)) : element(r, i)); };
     for (const ncclRedOp_t op : {ncclSum, ncclMax, ncclMin, ncclAvg}) {
@@ -121,9 +124,11 @@ static void test_messages(ncclComm_t comm, const Ranks &g, cudaStream_t stream) 
     NEED(cudaStreamSynchronize(stream));
     const std::vector<float> got = to_host(in, 4);
     if (g.size > 2) { // with one or two ranks both neighbours are one, and order decides
-        check(got[0] == before && got[1] == before + 100 && got[2] == after && got[3] == after + 100, "ring: %g %g %g %g", got[0], got[1], got[2], got[3]);
+        check(got[0] == before && got[1] == before + 100 && got[2] == after && got[3] == after + 100, "ring: %g %g %g %g", got[0], got[1], got[2],
+              got[3]);
     } else {
-        check(got[0] == after && got[1] == after + 100 && got[2] == after && got[3] == after + 100, "ring: %g %g %g %g", got[0], got[1], got[2], got[3]);
+        check(got[0] == after && got[1] == after + 100 && got[2] == after && got[3] == after + 100, "ring: %g %g %g %g", got[0], got[1], got[2],
+              got[3]);
     }
     if (g.size > 1) { // without a group: one sends, the other receives
         if (g.rank == 0) NEED_NCCL(ncclSend(out + 1, 1, ncclFloat32, 1, comm, stream));
@@ -194,8 +199,10 @@ static void test_streams_and_graphs(ncclComm_t comm, const Ranks &g) {
     cudaStream_t s = stream_open(), t = stream_open();
     float *a = to_device(std::vector<float>(1, 1.f)), *b = to_device(std::vector<float>(1, 2.f));
     for (int turn = 0; turn < 2; turn++) {
-        if ((turn + g.rank) % 2 == 0) NEED_NCCL(ncclAllReduce(a, a, 1, ncclFloat32, ncclSum, comm, s));
-        else NEED_NCCL(ncclAllReduce(b, b, 1, ncclFloat32, ncclSum, other, t));
+        if ((turn + g.rank) % 2 == 0)
+            NEED_NCCL(ncclAllReduce(a, a, 1, ncclFloat32, ncclSum, comm, s));
+        else
+            NEED_NCCL(ncclAllReduce(b, b, 1, ncclFloat32, ncclSum, other, t));
     }
     NEED(cudaStreamSynchronize(s));
     NEED(cudaStreamSynchronize(t));

@@ -1,5 +1,5 @@
-// test_runtime.cuh: the simulated runtime: errors, limits, pointers, copies, streams, events and graphs behave as CUDA's documentation says. Faults that
-// must end the process are in planted/.
+// test_runtime.cuh: the simulated runtime: errors, limits, pointers, copies, streams, events and graphs behave as CUDA's documentation says. Faults
+// that must end the process are in planted/.
 #ifndef CUDASIM_TEST_RUNTIME_CUH
 #define CUDASIM_TEST_RUNTIME_CUH
 
@@ -22,7 +22,8 @@ static void test_limits() {
     check(start(nullptr, 1, 288, 0, bounded_template<256>, p) == cudaErrorLaunchFailure, "more than a template's launch bounds");
     check(start(nullptr, 1, 32, 49152, set_kernel, p, 1, 1) == cudaSuccess, "48 KiB of shared memory");
     check(start(nullptr, 1, 32, 49153, set_kernel, p, 1, 1) == cudaErrorInvalidValue, "more than 48 KiB without asking");
-    check(cudaFuncSetAttribute((const void *)set_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 232449) == cudaErrorInvalidValue, "more than 227 KiB");
+    check(cudaFuncSetAttribute((const void *)set_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 232449) == cudaErrorInvalidValue,
+          "more than 227 KiB");
     check(cudaFuncSetAttribute((const void *)set_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 232448) == cudaSuccess, "227 KiB");
     check(start(nullptr, 1, 32, 232448, set_kernel, p, 1, 1) == cudaSuccess, "launch with 227 KiB");
     cudaFuncAttributes attributes;
@@ -35,7 +36,8 @@ static void test_limits() {
     NEED(cudaGetDeviceCount(&count));
     check(sms == properties.multiProcessorCount && (sms == 132 || getenv("SIMCU_SMS") != nullptr), "132 SMs");
     check(properties.major == 9 && properties.sharedMemPerBlockOptin == 232448, "properties");
-    check(cudaSetDevice(count) == cudaErrorInvalidDevice && cudaSetDevice(-1) == cudaErrorInvalidDevice && cudaSetDevice(0) == cudaSuccess, "devices");
+    check(cudaSetDevice(count) == cudaErrorInvalidDevice && cudaSetDevice(-1) == cudaErrorInvalidDevice && cudaSetDevice(0) == cudaSuccess,
+          "devices");
     (void)cudaGetLastError();
     NEED(cudaDeviceSynchronize());
     NEED(cudaFree(p));
@@ -134,7 +136,8 @@ static void test_streams() {
     check(cudaEventQuery(last) == cudaSuccess, "the event after its wait");
     NEED(cudaEventElapsedTime(&ms, first, last));
     check(ms > 0, "elapsed %g ms", ms);
-    while (cudaStreamQuery(a) == cudaErrorNotReady) {} // asking makes progress
+    while (cudaStreamQuery(a) == cudaErrorNotReady) {
+    } // asking makes progress
     (void)cudaGetLastError();
     check(calls == 5, "host function: %d calls", calls);
     check(to_host(d, 64)[63] == 4 + 5, "streams through events: %g", to_host(d, 64)[63]);

@@ -1,5 +1,5 @@
-// test_warp.cuh: instructions that a warp or a block shares, on the simulated device: fragments of mma.sync and ldmatrix against a plain product, cp.async,
-// shuffles, votes, reductions, barriers, atomics. Faults are in planted/.
+// test_warp.cuh: instructions that a warp or a block shares, on the simulated device: fragments of mma.sync and ldmatrix against a plain product,
+// cp.async, shuffles, votes, reductions, barriers, atomics. Faults are in planted/.
 #ifndef CUDASIM_TEST_WARP_CUH
 #define CUDASIM_TEST_WARP_CUH
 
@@ -91,8 +91,10 @@ __global__ void warp_kernel(int *out) { // out (12, 32)
     out[7 * 32 + lane] = __reduce_add_sync(~0u, lane);
     out[8 * 32 + lane] = __reduce_max_sync(~0u, lane * (lane % 2));
     out[9 * 32 + lane] = (int)__match_any_sync(~0u, lane % 4);
-    if (lane < 16) out[10 * 32 + lane] = __shfl_xor_sync(0xffffu, lane, 1); // half a warp
-    else out[10 * 32 + lane] = __shfl_xor_sync(0xffff0000u, lane, 2);
+    if (lane < 16)
+        out[10 * 32 + lane] = __shfl_xor_sync(0xffffu, lane, 1); // half a warp
+    else
+        out[10 * 32 + lane] = __shfl_xor_sync(0xffff0000u, lane, 2);
     __syncwarp();
     out[11 * 32 + lane] = out[10 * 32 + (lane ^ 1)];
 }
@@ -127,7 +129,8 @@ static void test_warp_shared() {
     int *w = device_new<int>(12 * 32);
     NEED(start(nullptr, 1, 32, 0, warp_kernel, w));
     const std::vector<int> got = to_host(w, 12 * 32);
-    for (int i = 0; i < 12 * 32; i++) check(got[(size_t)i] == warp_want(i / 32, i % 32), "warp row %d, lane %d: %d", i / 32, i % 32, got[(size_t)i]);
+    for (int i = 0; i < 12 * 32; i++)
+        check(got[(size_t)i] == warp_want(i / 32, i % 32), "warp row %d, lane %d: %d", i / 32, i % 32, got[(size_t)i]);
     std::vector<float> in(128);
     for (size_t i = 0; i < 128; i++) in[i] = (float)i;
     float *from = to_device(in), *to = device_new<float>(128);

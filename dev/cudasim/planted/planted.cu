@@ -1,5 +1,5 @@
-// planted.cu: faults that the simulated device must find, and the same programs without them. test.sh knows in which form each is found and what the
-// message says.
+// planted.cu: faults that the simulated device must find, and the same programs without them. test.sh knows in which form each is found and what
+// the message says.
 //
 // usage: planted NAME fault|good
 #include "dev/cudasim/test_sim.cuh" // start
@@ -11,6 +11,8 @@
 
 template <bool FAULT> __global__ void reverse_kernel(float *p) { // one block of 64: a barrier between write and read
     __shared__ float s[64];
+    s[threadIdx.x] = 0;
+    __syncthreads();
     s[threadIdx.x] = p[threadIdx.x];
     if (!FAULT) __syncthreads();
     p[threadIdx.x] = s[63 - threadIdx.x];
@@ -28,6 +30,8 @@ template <bool FAULT> __global__ void reuse_kernel(float *p) { // the barrier be
 }
 template <bool FAULT> __global__ void warp_reverse_kernel(float *p) { // one warp: its lanes are not in step
     __shared__ float s[64];
+    s[threadIdx.x] = 0;
+    __syncwarp();
     s[threadIdx.x] = p[threadIdx.x];
     if (!FAULT) __syncwarp();
     p[threadIdx.x] = s[threadIdx.x ^ 31];
@@ -41,7 +45,8 @@ template <bool FAULT> __global__ void dynamic_bounds_kernel(float *p) {
 }
 template <bool FAULT> __global__ void static_bounds_kernel(float *p) {
     __shared__ float s[64];
-    s[threadIdx.x + (FAULT ? 1 : 0)] = 1;
+    float *at = s; // UndefinedBehaviorSanitizer would see the index of an array
+    at[threadIdx.x + (FAULT ? 1 : 0)] = 1;
     __syncthreads();
     p[threadIdx.x] = s[threadIdx.x | 1];
 }
@@ -71,7 +76,7 @@ template <bool FAULT> __global__ void early_return_kernel(float *p) {
     p[threadIdx.x] = 1;
 }
 template <bool FAULT> __global__ void dead_lane_kernel(float *p) {
-    if (FAULT && threadIdx.x % 32 == 7) return;
+    if (FAULT && threadIdx.x % 32 == 0) return;
     p[threadIdx.x] = __shfl_xor_sync(~0u, 1.f, 1);
 }
 template <bool FAULT> __global__ void foreign_lane_kernel(float *p) {
@@ -82,8 +87,10 @@ template <bool FAULT> __global__ void foreign_lane_kernel(float *p) {
 template <bool FAULT> __global__ void wrong_mask_kernel(float *p) { p[threadIdx.x] = __shfl_xor_sync(FAULT ? 0xffffu : ~0u, 1.f, 1); }
 template <bool FAULT> __global__ void divergent_warp_kernel(float *p) {
     float v = 1;
-    if (FAULT && threadIdx.x % 2 == 0) v = __shfl_xor_sync(~0u, v, 2);
-    else v = __shfl_xor_sync(~0u, v, 4);
+    if (FAULT && threadIdx.x % 2 == 0)
+        v = __shfl_xor_sync(~0u, v, 2);
+    else
+        v = __shfl_xor_sync(~0u, v, 4);
     p[threadIdx.x] = v;
 }
 template <bool FAULT> __global__ void async_kernel(float *p) { // read before the wait
@@ -122,8 +129,10 @@ template <bool FAULT> __global__ void ldmatrix_kernel(float *p) {
 }
 template <bool FAULT> __global__ void one_sum_kernel(float *p) { // every block adds to one place
     if (threadIdx.x == 0) {
-        if (FAULT) p[0] += 1;
-        else atomicAdd(p, 1.f);
+        if (FAULT)
+            p[0] += 1;
+        else
+            atomicAdd(p, 1.f);
     }
 }
 template <bool FAULT> __global__ void wide_load_kernel(float *p) {
@@ -258,7 +267,9 @@ static void workspace_shared() {
     const float one = 1, zero = 0;
     for (int i = 0; i < 2; i++) {
         char *mine = workspace + (fault ? 0 : (size_t)i * room);
-        if (cublasLtMatmul(handle, descriptor, &one, a, layout, a, layout, &zero, d[i], layout, d[i], layout, &results[pick].algo, mine, room, stream_open()) != 0) exit(1);
+        if (cublasLtMatmul(handle, descriptor, &one, a, layout, a, layout, &zero, d[i], layout, d[i], layout, &results[pick].algo, mine, room,
+                           stream_open()) != 0)
+            exit(1);
     }
     NEED(cudaDeviceSynchronize());
 }
@@ -310,6 +321,22 @@ static void nccl_both_send() { // both send first: without a group nobody receiv
     comm_end(comm, s);
 }
 
+static void nccl_polled() { // a rank that does not come; the host polls instead of waiting
+    int rank;
+    ncclComm_t comm = comm_open(&rank), half = nullptr;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    ncclResult_t state = ncclInProgress;
+    if (!fault || rank == 0) {
+        (void)ncclCommSplit(comm, 0, rank, &half, &config);
+        while (state == ncclInProgress) (void)ncclCommGetAsyncError(half, &state);
+    } else {
+        while (cudaStreamQuery(nullptr) == cudaSuccess) {
+        } // alive, elsewhere
+    }
+    MPI_Finalize();
+}
+
 struct Program {
     const char *name;
     void (*run)();
@@ -351,6 +378,7 @@ static const Program programs[] = {
     {"nccl_absent", nccl_absent},
     {"nccl_disagree", nccl_disagree},
     {"nccl_both_send", nccl_both_send},
+    {"nccl_polled", nccl_polled},
 };
 
 int main(int argc, char **argv) {
