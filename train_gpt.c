@@ -186,6 +186,7 @@ static void trainer_create(Trainer *t, const Options *options, const ModelConfig
     if (!layout_create(&t->layout, config, options, comm->size, comm->rank, &error)) die_error(&error);
     const ZeroConfig sizes = zero_config(options);
     t->dtype = sizes.dtype;
+    devices_join(&t->device, comm);
     create_groups(t);
     t->zero = zero_create(&t->device, comm, t->groups, &t->model, &t->layout, &sizes);
     create_activations(t);
@@ -219,6 +220,7 @@ static void trainer_free(Trainer *t) {
     for (int g = LAYOUT_GROUPS - 1; g >= 0; g--) comm_group_free(t->groups[g]);
     layout_free(&t->layout);
     model_free(&t->model);
+    devices_leave(&t->device, t->comm);
     t->device.close(&t->device);
 }
 
@@ -1352,7 +1354,7 @@ static bool prepare_plan(const Run *run, const Model *model, PlanInput *plan, Er
 static bool prepare_device(Run *run, PlanInput *plan, Error *error) {
     const Dtype dtype = run->options.precision == PRECISION_BF16 ? DTYPE_BF16 : DTYPE_F32;
     Device *d = &run->device;
-    if (!devices_open(d, &run->options, run->comm->local_rank, error)) return false;
+    if (!devices_open(d, &run->options, run->comm, error)) return false;
     plan->device_bytes = d->free_bytes(d);
     return devices_check(d, &run->layout.local, dtype, error);
 }
