@@ -135,8 +135,8 @@ static void create_groups(Trainer *t) {
         t->groups[g] = comm_group(t->comm, members, count, layout_group_names[g]);
     }
     const int stages = layout_members(&t->layout, LAYOUT_PP, members);
-    t->downstream = comm_group(t->comm, members, stages, "pp downstream");
-    t->upstream = comm_group(t->comm, members, stages, "pp upstream");
+    t->downstream = comm_pipe(t->comm, members, stages, 1, "pp downstream");
+    t->upstream = comm_pipe(t->comm, members, stages, -1, "pp upstream");
     free(members);
 }
 

@@ -10,7 +10,7 @@
 #include "llmc/cuda/dropout.cuh"     // cuda_dropout_backward
 #include "llmc/cuda/embedding.cuh"   // cuda_embedding_*
 #include "llmc/cuda/global_norm.cuh" // cuda_grad_squares
-#include "llmc/cuda/matmul.cuh"      // cuda_linear_*, cublaslt_open
+#include "llmc/cuda/matmul.cuh"      // cuda_linear_*, cuda_matmul_rate, cublaslt_open
 #include "llmc/cuda/memory.cuh"      // cuda_alloc, cuda_copy_*
 #include "llmc/cuda/mlp.cuh"         // cuda_swiglu_*
 #include "llmc/cuda/norm.cuh"        // cuda_norm_*, cuda_residual_forward
@@ -52,7 +52,7 @@ static CudaDevice *cuda_open(int ordinal, char *model, size_t model_bytes) {
     cuda_check(cudaSetDevice(ordinal), "cudaSetDevice");
     cudaDeviceProp properties;
     cuda_check(cudaGetDeviceProperties(&properties, ordinal), "cudaGetDeviceProperties");
-    snprintf(model, model_bytes, "%s", properties.name);
+    snprintf(model, model_bytes, "%.*s", (int)model_bytes - 1, properties.name);
     c->sm_count = properties.multiProcessorCount;
     cuda_check(cudaStreamCreateWithFlags(&c->compute, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
     for (cudaEvent_t &event : c->read) cuda_check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
@@ -63,6 +63,7 @@ static CudaDevice *cuda_open(int ordinal, char *model, size_t model_bytes) {
 
 static void cuda_fill_memory(Device *device) {
     device->close = cuda_close;
+    device->matmul_rate = cuda_matmul_rate;
     device->peak_flops = cuda_peak_flops;
     device->free_bytes = cuda_free_bytes;
     device->kernel_launches = cuda_kernel_launches;

@@ -59,19 +59,18 @@ static __device__ __forceinline__ void adamw_update(float &w, float &m, float &v
 template <class T>
 static __device__ __forceinline__ void adamw_update_unit(T *param, float *master, float *m, float *v, const float *grad, float decay,
                                                          const AdamWFactors &factors, const AdamWConfig &config) {
-    Unit<float> weight = unit_load(master, 0, UNIT, true), mean = unit_load(m, 0, UNIT, true), square = unit_load(v, 0, UNIT, true);
+    const Unit<float> weight = unit_load(master, 0, UNIT, true), mean = unit_load(m, 0, UNIT, true), square = unit_load(v, 0, UNIT, true);
     const Unit<float> g = unit_load(grad, 0, UNIT, true);
-    Unit<T> narrow;
+    float new_weight[UNIT], new_mean[UNIT], new_square[UNIT];
 #pragma unroll
     for (int k = 0; k < UNIT; k++) {
-        float w = weight[k], m_k = mean[k], v_k = square[k];
-        adamw_update(w, m_k, v_k, g[k], decay, factors, config);
-        weight.set(k, w), mean.set(k, m_k), square.set(k, v_k), narrow.set(k, w);
+        new_weight[k] = weight[k], new_mean[k] = mean[k], new_square[k] = square[k];
+        adamw_update(new_weight[k], new_mean[k], new_square[k], g[k], decay, factors, config);
     }
-    unit_store(master, 0, UNIT, true, weight);
-    unit_store(m, 0, UNIT, true, mean);
-    unit_store(v, 0, UNIT, true, square);
-    if (sizeof(T) == 2) unit_store(param, 0, UNIT, true, narrow);
+    unit_store(master, 0, UNIT, true, Unit<float>::of(new_weight));
+    unit_store(m, 0, UNIT, true, Unit<float>::of(new_mean));
+    unit_store(v, 0, UNIT, true, Unit<float>::of(new_square));
+    if (sizeof(T) == 2) unit_store(param, 0, UNIT, true, Unit<T>::of(new_weight));
 }
 
 // param (flat), master, m, v (flat) from grad (flat), all indexed by the segments; with T float, master is param itself. Grid: strides over tiles

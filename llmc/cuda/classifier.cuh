@@ -90,10 +90,10 @@ static __device__ __forceinline__ void classifier_gradient(D *dlogits, const T *
 #pragma unroll 2
     for (int64_t v = columns.head + (int64_t)threadIdx.x * UNIT; v < columns.end; v += CLASSIFIER_STEP) {
         const Unit<T> x = unit_load(row + v, 0, UNIT, true);
-        Unit<D> out;
+        float out[UNIT];
 #pragma unroll
-        for (int k = 0; k < UNIT; k++) out.set(k, classifier_exp<T>(x[k] - largest) * scale - (v + k == target ? dloss : 0.0f));
-        unit_store(dlogits + v, 0, UNIT, aligned, out);
+        for (int k = 0; k < UNIT; k++) out[k] = classifier_exp<T>(x[k] - largest) * scale - (v + k == target ? dloss : 0.0f);
+        unit_store(dlogits + v, 0, UNIT, aligned, Unit<D>::of(out));
     }
     const int64_t edge = classifier_edge(columns);
     if (edge >= 0) dlogits[edge] = from_float<D>(classifier_exp<T>(to_float(row[edge]) - largest) * scale - (edge == target ? dloss : 0.0f));

@@ -37,10 +37,7 @@ template <bool PACKED, class T> static __device__ __forceinline__ void embedding
 
 // channels c .. c+7 of a row (C) = value (8)
 template <bool PACKED, class T> static __device__ __forceinline__ void embedding_store(T *row, const float (&value)[UNIT], int64_t c, int64_t C) {
-    Unit<T> unit;
-#pragma unroll
-    for (int k = 0; k < UNIT; k++) unit.set(k, value[k]);
-    unit_store(row, c, C, PACKED, unit);
+    unit_store(row, c, C, PACKED, Unit<T>::of(value));
 }
 
 // ----------------------------------------------------------------------------

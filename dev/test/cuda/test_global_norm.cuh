@@ -16,7 +16,7 @@ static void test_global_norm_case(Compare *t, const char *name, const std::vecto
     const Both grad = both_values(t, values, DTYPE_F32);
     const BothSegments list = both_segments(t, segments);
     const StepState start = {
-        .loss_sum = 1, .grad_squares = 2 * scale * scale, .grad_norm = 4, .lr = 5, .clip_coefficient = 6, .optimizer_steps = 7, .skip = 0};
+        .loss_sum = 1, .grad_squares = 2 * scale * scale, .grad_norm = 4, .lr = 5, .clip_coefficient = 6, .skip = 0, .optimizer_steps = 7};
     const BothState state = both_state(t, start), again = both_state(t, start);
     on_both(t, [&](Device *d, int w) {
         d->grad_squares(d, state.at[w], buffer_at(grad[w], skip), list.at[w], list.count);
