@@ -9,8 +9,6 @@
 // Opens device `ordinal` and fills the table.
 Device device_cuda(int ordinal) {
     CudaDevice *c = new CudaDevice();
-    // More streams than the default has queues for would share some, and a message could stand behind one that waits for another rank.
-    (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); // refused: the default
     c->ordinal = ordinal;
     cuda_check(cudaSetDevice(ordinal), "cudaSetDevice");
     cudaDeviceProp properties;
@@ -41,8 +39,14 @@ void device_cuda_close(Device *device) {
     device->state = nullptr;
 }
 
-int device_cuda_ordinal(int local_rank, int local_size) {
+int device_cuda_ordinal(int local_rank, int local_size, int size) {
     int count = 0;
+    if (size > 1) { // what the user has set stays
+        // Streams share queues when there are more of them, and a message could stand behind one that waits for another rank.
+        (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+        // A kernel that is loaded at its first launch may wait for the whole device, and with it for a message which that kernel's result would bring about.
+        (void)setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+    }
     if (cudaGetDeviceCount(&count) != cudaSuccess) count = 0;
 #ifdef SIMCU
     return local_rank % (count > 0 ? count : 1); // simulated devices share the host anyway

@@ -211,8 +211,10 @@ static bool cuda_comm_reduce_step_(CudaComm *c, CudaTicket *t) {
     const size_t each = comm_type_bytes(call->type);
     const bool all = call->kind == COMM_ALL_REDUCE;
     if (g->scratch == nullptr) {
-        const size_t least = (size_t)g->size * 256 * 1024; // messages of this size use the wire well
-        g->scratch_bytes = c->scratch_bytes > 0 ? c->scratch_bytes : least > ((size_t)16 << 20) ? least : (size_t)16 << 20;
+        const size_t good_bytes = (size_t)g->size * 256 * 1024; // messages of this size use the wire well
+        const size_t least_bytes = c->scratch_bytes > 0 ? (size_t)g->size * 512 : (size_t)16 << 20;
+        const size_t wanted_bytes = c->scratch_bytes > 0 ? c->scratch_bytes : good_bytes;
+        g->scratch_bytes = wanted_bytes > least_bytes ? wanted_bytes : least_bytes;
         cuda_check(cudaMallocAsync(&g->scratch, g->scratch_bytes, g->stream), "cudaMallocAsync (parts of a reduction)");
     }
     const int64_t most = (int64_t)(g->scratch_bytes / ((size_t)g->size * each)) / 64 * 64;

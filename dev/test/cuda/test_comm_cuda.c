@@ -401,7 +401,7 @@ int main(int argc, char **argv) {
     Error error = {0};
     if (!signals_block(&error)) die_error(&error); // as in the trainer: a launcher's SIGTERM leaves time to tell what was seen
     Comm *comm = comm_init(&argc, &argv);
-    Device device = device_cuda(device_cuda_ordinal(comm->local_rank, comm->local_size));
+    Device device = device_cuda(device_cuda_ordinal(comm->local_rank, comm->local_size, comm->size));
     const CommDevice table = device_cuda_comm(&device);
     comm_set_device(comm, &table);
     comm_watchdog(comm, 60);
