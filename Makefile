@@ -49,7 +49,7 @@ LIBS := $(BLAS_LIBS_$(BLAS)) -ljansson -lm -lpthread $(if $(HAVE_MPI),-Wl$(comma
 COMPILE = $(CC) $(BASE_FLAGS) $(DEFINES) $(CFLAGS)
 SANITIZE := -O1 -g $(TUNE) -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 
-HEADERS := $(wildcard llmc/*.h llmc/cpu/*.h dev/test/*.h)
+HEADERS := $(wildcard llmc/*.h llmc/cpu/*.h llmc/cuda/*.h dev/test/*.h)
 UNIT_TESTS := $(patsubst dev/test/%.c,$(BUILD)/%,$(wildcard dev/test/test_*.c))
 FUZZERS := $(patsubst dev/fuzz/%.c,$(BUILD)/%,$(wildcard dev/fuzz/fuzz_*.c))
 BENCHES := $(patsubst dev/bench/%.c,$(BUILD)/%,$(wildcard dev/bench/bench_*.c))
@@ -65,6 +65,7 @@ help:
 	@echo "make crash        kills jobs, fails their disks, damages their checkpoints, hundreds of times"
 	@echo "make layouts-full every legal layout of 1, 2, 4 and 8 ranks against one rank (hours)"
 	@echo "make mutants      one-line faults, each of which must make a test fail"
+	@echo "make bench_cuda   times of the CUDA device's ops; make gpu-binaries: what dev/gpu/check.sh runs on a machine with a GPU"
 	@echo "make headers      every header compiles alone; make CC=clang syntax: warnings of another compiler"
 	@echo "make format       clang-format over the sources"
 	@echo "make clean        removes what was built"
@@ -177,6 +178,20 @@ endef
 $(eval $(call SIM_TEST,fast,))
 $(eval $(call SIM_TEST,asan,_asan))
 $(eval $(call SIM_TEST,race,_race))
+# The trainer itself: C, with --device cuda.
+$(BUILD)/train_gpt.cuda.o: train_gpt.c $(HEADERS) Makefile
+	@mkdir -p $(BUILD)
+	$(COMPILE) -DUSE_CUDA -c $< -o $@
+define SIM_TRAIN
+train_gptcu_sim$(2): $(BUILD)/train_gpt.cuda.o $(BUILD)/sim/train_gpt.cu.$(1).o $(SIM_NAMES:%=$(BUILD)/sim/%.$(1).o) $(SIM_EXTRA_$(1))
+	g++ $(SIM_LINK_$(1)) $$^ $(SIM_LIBS) -o $$@
+endef
+$(eval $(call SIM_TRAIN,fast,))
+$(eval $(call SIM_TRAIN,asan,_asan))
+$(eval $(call SIM_TRAIN,race,_race))
+train_gptcu: $(BUILD)/train_gpt.cuda.o train_gpt.cu $(CU_SOURCES) Makefile
+	$(NVCC) $(NVCC_FLAGS) train_gpt.cu $< -o $@ -Xcompiler -fopenmp $(filter-out -Wl%,$(LIBS)) -lcublasLt $(if $(HAVE_NCCL),-lnccl)
+sim: test_gptcu_sim train_gptcu_sim
 # collectives on device memory, from C, on the simulated device (dev/test/comm_cuda.sh)
 $(BUILD)/test_comm_cuda.o: dev/test/cuda/test_comm_cuda.c $(HEADERS) llmc/cuda/device.h Makefile
 	@mkdir -p $(BUILD)
@@ -190,6 +205,26 @@ $(eval $(call SIM_COMM_TEST,asan,_asan))
 $(eval $(call SIM_COMM_TEST,race,_race))
 test_gptcu: test_gpt.cu train_gpt.cu $(CU_SOURCES) $(CU_TESTS) $(BUILD)/cpu_device.o Makefile
 	$(NVCC) $(NVCC_FLAGS) test_gpt.cu train_gpt.cu $(BUILD)/cpu_device.o -o $@ -Xcompiler -fopenmp $(filter-out -Wl%,$(LIBS)) -lcublasLt $(if $(HAVE_NCCL),-lnccl)
+
+# Time of every op at real sizes (dev/bench_cuda.cu); layouts of the tensor-core instructions (dev/gpu/test_fragments.cu).
+CU_LINK = -Xcompiler -fopenmp $(filter-out -Wl%,$(LIBS)) -lcublasLt $(if $(HAVE_NCCL),-lnccl)
+bench_cuda: dev/bench_cuda.cu $(CU_SOURCES) Makefile
+	$(NVCC) $(NVCC_FLAGS) $< train_gpt.cu -o $@ $(CU_LINK)
+test_fragments: dev/gpu/test_fragments.cu $(CU_SOURCES) Makefile
+	$(NVCC) $(NVCC_FLAGS) $< -o $@
+$(BUILD)/sim/bench_cuda.cu.fast.o: dev/bench_cuda.cu
+$(BUILD)/sim/test_fragments.cu.fast.o: dev/gpu/test_fragments.cu
+$(BUILD)/sim/bench_cuda.cu.fast.o $(BUILD)/sim/test_fragments.cu.fast.o: $(CU_SOURCES) dev/cudasim/simcu.h Makefile
+	@mkdir -p $(@D)
+	g++ $(SIM_KERNELS) $(SIM_fast) -c $(filter dev/%.cu,$^) -o $@
+bench_cuda_sim: $(BUILD)/sim/bench_cuda.cu.fast.o $(BUILD)/sim/train_gpt.cu.fast.o $(SIM_NAMES:%=$(BUILD)/sim/%.fast.o)
+	g++ $^ $(SIM_LIBS) -o $@
+test_fragments_sim: $(BUILD)/sim/test_fragments.cu.fast.o $(SIM_NAMES:%=$(BUILD)/sim/%.fast.o)
+	g++ $^ $(SIM_LIBS) -o $@
+
+# What dev/gpu/check.sh runs, for another machine with a Hopper GPU, in build/gpu.
+gpu-binaries:
+	CUDA=$(CUDA) NVCC=$(NVCC) dev/gpu/build.sh
 
 # Every header compiles alone.
 headers:
@@ -237,6 +272,6 @@ mutants:
 	python3 dev/mutants/run.py
 
 clean:
-	rm -rf $(BUILD) train_gptcu test_gptcu *_sim *_sim_asan *_sim_race train_gpt train_gpt_asan tokenize tokenize_asan test_gpt test_gpt_asan
+	rm -rf $(BUILD) train_gptcu test_gptcu bench_cuda test_fragments *_sim *_sim_asan *_sim_race train_gpt train_gpt_asan tokenize tokenize_asan test_gpt test_gpt_asan
 
-.PHONY: all help banner headers syntax $(SYNTAX) format unit unit-asan fuzzers schedules bench crash layouts-full mutants clean
+.PHONY: sim gpu-binaries all help banner headers syntax $(SYNTAX) format unit unit-asan fuzzers schedules bench crash layouts-full mutants clean

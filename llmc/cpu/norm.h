@@ -7,7 +7,7 @@
 
 #include "llmc/cpu/block.h"   // cpu_block_in, CPU_SCRATCH
 #include "llmc/cpu/dropout.h" // cpu_dropout_mask
-#include "llmc/options.h"     // NORM_LAYERNORM
+#include "llmc/device.h"      // NORM_LAYERNORM
 #include <math.h>             // sqrt
 #include <omp.h>              // omp_get_max_threads
 

@@ -33,6 +33,7 @@ struct CudaDevice {
     cudaStream_t compute;    // every op
     void *scratch;           // of one op at a time, on the compute stream
     size_t scratch_bytes;    // grows to the most that any op has asked for
+    cudaEvent_t read[DEVICE_SLOTS]; // of copies to the host
     int64_t launches;        // kernels started
     struct CublasLt *matmul; // llmc/cuda/matmul.cuh
     struct CudaCopies *copies; // llmc/cuda/memory.cuh
@@ -49,18 +50,24 @@ static inline bool cuda_event_done(cudaEvent_t event) {
     return state == cudaSuccess;
 }
 
-// The host waits for what was enqueued on a stream: the only way to do it, because what the stream waits for may be another rank's. Meanwhile communication
-// goes on, and a rank that is lost is seen.
-static inline void cuda_wait(CudaDevice *device, cudaStream_t stream) {
+// The host waits for what was enqueued on a stream, or for an event: the only ways to do it, because what the device waits for may be another rank's.
+// Meanwhile communication goes on, and a rank that is lost is seen.
+template <class Query> static inline void cuda_poll_(CudaDevice *device, Query query) {
     bool polled = false;
     for (; device->poll != nullptr; polled = true) {
-        const cudaError_t state = cudaStreamQuery(stream);
-        if (state != cudaErrorNotReady) break; // an error is told below
+        if (query() != cudaErrorNotReady) break; // an error is told by the caller
         device->poll(device->poll_argument, true);
         sched_yield();
     }
     if (polled) device->poll(device->poll_argument, false);
+}
+static inline void cuda_wait(CudaDevice *device, cudaStream_t stream) {
+    cuda_poll_(device, [=] { return cudaStreamQuery(stream); });
     cuda_check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+}
+static inline void cuda_wait_event(CudaDevice *device, cudaEvent_t event) {
+    cuda_poll_(device, [=] { return cudaEventQuery(event); });
+    cuda_check(cudaEventSynchronize(event), "cudaEventSynchronize");
 }
 
 // Memory for one op's partial results, 256-byte aligned, valid until the next call. Grows in a run's first step only, on the compute stream: cudaFree would

@@ -401,7 +401,10 @@ int main(int argc, char **argv) {
     Error error = {0};
     if (!signals_block(&error)) die_error(&error); // as in the trainer: a launcher's SIGTERM leaves time to tell what was seen
     Comm *comm = comm_init(&argc, &argv);
-    Device device = device_cuda(device_cuda_ordinal(comm->local_rank, comm->local_size, comm->size));
+    char why[256];
+    const int ordinal = device_cuda_ordinal(comm->local_rank, comm->local_size, comm->size, why, sizeof why);
+    if (ordinal < 0) die(CODE_USAGE, "%s", why);
+    Device device = device_cuda(ordinal);
     const CommDevice table = device_cuda_comm(&device);
     comm_set_device(comm, &table);
     comm_watchdog(comm, 60);
@@ -420,7 +423,7 @@ int main(int argc, char **argv) {
     free(t.host);
     const int rank = comm->rank;
     comm_finish(comm);
-    device_cuda_close(&device);
+    device.close(&device);
     if (rank == 0) printf("%lld passed, %lld failed\n", (long long)totals[0], (long long)totals[1]);
     return totals[1] > 0 || (totals[0] == 0 && argc == 1);
 }

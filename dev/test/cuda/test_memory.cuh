@@ -1,0 +1,74 @@
+// test_memory.cuh: copies to the CUDA device: the host's buffer is overwritten as soon as a copy returns, and every byte must arrive all the same.
+#ifndef TEST_CUDA_TEST_MEMORY_CUH
+#define TEST_CUDA_TEST_MEMORY_CUH
+
+#include "dev/test/cuda/compare.cuh" // Compare
+
+// Bytes of one copy, and of all copies, of a case. The ring of llmc/cuda/memory.cuh has 4 pieces of 4 MiB.
+struct MemoryCase {
+    const char *what;
+    size_t copy_bytes, total_bytes;
+};
+static const MemoryCase memory_cases[] = {
+    {"one byte at a time", 1, 300},
+    {"many small copies", 1001, 1 << 20},
+    {"odd pieces, the ring goes round", (3 << 20) + 17, 30 << 20},
+    {"a piece exactly", 4 << 20, 20 << 20},
+    {"larger than the ring", (18 << 20) + 5, (18 << 20) + 5},
+};
+
+static uint8_t memory_byte_(size_t i) { return (uint8_t)(i * 2654435761u >> 13); }
+
+// All of a case's copies to one device buffer, from one host buffer that is overwritten in between; the bytes that differ in the end.
+static int64_t memory_run_(Device *device, const MemoryCase &c) {
+    std::vector<uint8_t> host(c.copy_bytes), back(c.total_bytes);
+    uint8_t *memory = (uint8_t *)device->alloc(device, c.total_bytes);
+    for (size_t done = 0; done < c.total_bytes; done += c.copy_bytes) {
+        const size_t bytes = c.copy_bytes < c.total_bytes - done ? c.copy_bytes : c.total_bytes - done;
+        for (size_t i = 0; i < bytes; i++) host[i] = memory_byte_(done + i);
+        device->copy_in(device, memory + done, host.data(), bytes);
+        memset(host.data(), 0xee, host.size());
+    }
+    device->copy_out(device, back.data(), memory, c.total_bytes);
+    device->release(device, memory);
+    int64_t wrong = 0;
+    for (size_t i = 0; i < c.total_bytes; i++) wrong += back[i] != memory_byte_(i);
+    return wrong;
+}
+
+// A copy must not overtake the ops before it, nor be overtaken by those after it.
+static void memory_order_(Compare *t) {
+    compare_case(t, "copy, cast, copy, cast");
+    Device *d = t->device[1];
+    const int64_t n = 5000;
+    std::vector<float> host((size_t)n);
+    const Both in = both_output(t, n, DTYPE_F32), first = both_output(t, n, DTYPE_F32), second = both_output(t, n, DTYPE_F32);
+    const Both outs[2] = {first, second};
+    for (int round = 0; round < 2; round++) {
+        for (int64_t i = 0; i < n; i++) host[(size_t)i] = (float)(i + round);
+        d->copy_in(d, in[1].data, host.data(), (size_t)n * 4);
+        d->cast(d, outs[round][1], in[1], n);
+    }
+    for (int round = 0; round < 2; round++) {
+        const std::vector<float> got = compare_read(t, 1, outs[round][1], n);
+        int64_t wrong = 0;
+        for (int64_t i = 0; i < n; i++) wrong += !(got[(size_t)i] == (float)(i + round));
+        compare_record(t, "copy_in, order with ops", (double)wrong, 0);
+    }
+    compare_release(t);
+}
+
+static void test_memory(Compare *t) {
+    for (const MemoryCase &c : memory_cases) {
+        compare_case(t, "%s", c.what);
+        compare_record(t, "copy_in, bytes that differ", (double)memory_run_(t->device[1], c), 0);
+    }
+    Device *d = t->device[1];
+    compare_case(t, "no bytes");
+    d->copy_in(d, nullptr, nullptr, 0);
+    d->copy_out(d, nullptr, nullptr, 0);
+    compare_record(t, "copy_in, bytes that differ", 0, 0);
+    memory_order_(t);
+}
+
+#endif
