@@ -46,8 +46,6 @@ static void cuda_close(Device *device) {
 
 static CudaDevice *cuda_open(int ordinal, char *model, size_t model_bytes) {
     CudaDevice *c = new CudaDevice();
-    // More streams than the default has queues for would share some, and a message could stand behind one that waits for another rank.
-    (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); // refused: the default
     c->ordinal = ordinal;
     cuda_check(cudaSetDevice(ordinal), "cudaSetDevice");
     cudaDeviceProp properties;
@@ -114,8 +112,14 @@ Device device_cuda(int ordinal) {
     return device;
 }
 
-int device_cuda_ordinal(int local_rank, int local_size, char *why, size_t why_bytes) {
+int device_cuda_ordinal(int local_rank, int local_size, int size, char *why, size_t why_bytes) {
     int count = 0;
+    if (size > 1) { // what the user has set stays
+        // Streams share queues when there are more of them, and a message could stand behind one that waits for another rank.
+        (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+        // A kernel that is loaded at its first launch may wait for the whole device, and so for a message which its own result would bring about.
+        (void)setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+    }
     const cudaError_t result = cudaGetDeviceCount(&count);
     if (result != cudaSuccess || count == 0) {
         snprintf(why, why_bytes, "no device: %s", result != cudaSuccess ? cudaGetErrorString(result) : "CUDA sees none");

@@ -170,6 +170,7 @@ struct Comm {
     int64_t started, waited; // operations
     CommDevice device;       // state NULL: none
     double device_checked_ms;
+    bool device_failed;
     CommOp **flying; // waited for by the compute queue, not yet seen to be complete, in the order of the waits
     int flying_count, flying_room;
     CommLateBlock *late_blocks;
@@ -199,7 +200,8 @@ static inline void comm_abort(Comm *comm, int code, const char *format, ...) {
 #ifdef USE_MPI
     if (comm->mpi) {
         signal(SIGALRM, SIG_DFL);
-        alarm(5); // should MPI_Abort hang, the launcher sees a killed rank
+        alarm(5);                                                        // should MPI_Abort hang, the launcher sees a killed rank
+        if (comm->device_failed) comm->device.abort(comm->device.state); // by the main thread, which has seen it
         MPI_Abort(MPI_COMM_WORLD, code);
     }
 #endif

@@ -41,7 +41,7 @@ static inline void comm_check_device_(Comm *comm) {
     char place[128], text[256];
     if (error == NULL) return;
     snprintf(text, sizeof text, "%s", error);
-    comm->device.abort(comm->device.state);
+    comm->device_failed = true;
     comm_abort(comm, CODE_COMM, "%s: %s", comm_place_(comm->watch.pulse, place), text);
 }
 

@@ -18,7 +18,7 @@ static inline bool devices_open(Device *device, const Options *o, const Comm *co
 #ifdef USE_CUDA
     if (o->device == DEVICE_CUDA) {
         char why[256];
-        const int ordinal = device_cuda_ordinal(comm->local_rank, comm->local_size, why, sizeof why);
+        const int ordinal = device_cuda_ordinal(comm->local_rank, comm->local_size, comm->size, why, sizeof why);
         if (ordinal < 0) return fail(error, CODE_USAGE, "--device cuda: %s (--device cpu computes without)", why);
         *device = device_cuda(ordinal);
         return true;

@@ -1,8 +1,9 @@
-// comm.cuh: communication of the CUDA device: fills the table of llmc/comm_device.h with NCCL. Every group and every link between neighbours of a pipe has
-// a communicator and a stream of its own; events order them with the compute stream. comm.h decides what comes here, counts, waits and watches.
+// comm.cuh: communication of the CUDA device: fills the table of llmc/comm_device.h with NCCL. Every group and every link between neighbours of a
+// pipe has a communicator and a stream of its own; events order them with the compute stream. comm.h decides what comes here, counts, waits and
+// watches.
 //
-// Order of sums. BF16, and the maximum of floating point (NCCL's may lose NaN), are exchanged (all-to-all), then reduced by a kernel in the order of
-// ranks, in fp32: the bits that comm.h promises. Sums of F32 and F64 are NCCL's: the same on every rank, but in an order of its own.
+// Order of sums. BF16, and the maximum of floating point (NCCL's may lose NaN), are exchanged (all-to-all), then reduced by a kernel in the order
+// of ranks, in fp32: the bits that comm.h promises. Sums of F32 and F64 are NCCL's: the same on every rank, but in an order of its own.
 #ifndef LLMC_CUDA_COMM_CUH
 #define LLMC_CUDA_COMM_CUH
 
@@ -37,10 +38,10 @@ struct CudaRange {
 struct CudaComm {
     CudaDevice *device;
     NcclErrors errors;
-    NcclGroup *whole;   // all ranks; nullptr when there is one
-    NcclGroup *groups;  // a list
-    CudaTicket *spare;  // a list
-    CudaRange *ranges;  // a list
+    NcclGroup *whole;     // all ranks; nullptr when there is one
+    NcclGroup *groups;    // a list
+    CudaTicket *spare;    // a list
+    CudaRange *ranges;    // a list
     size_t scratch_bytes; // of a group that reduces in the order of ranks
 };
 
@@ -202,16 +203,18 @@ static CudaPiece cuda_comm_piece_(const CudaTicket *t, int k, int64_t most) {
     return {begin, n > 0 ? n : 0};
 }
 
-// The next half of a piece of a reduction in the order of ranks; true when that was the last. The memory for parts does not depend on the size of what is
-// reduced, so nothing is allocated after the first.
+// The next half of a piece of a reduction in the order of ranks; true when that was the last. The memory for parts does not depend on the size of
+// what is reduced, so nothing is allocated after the first.
 static bool cuda_comm_reduce_step_(CudaComm *c, CudaTicket *t) {
     NcclGroup *g = t->group;
     const CommCall *call = &t->call;
     const size_t each = comm_type_bytes(call->type);
     const bool all = call->kind == COMM_ALL_REDUCE;
     if (g->scratch == nullptr) {
-        const size_t least = (size_t)g->size * 256 * 1024; // messages of this size use the wire well
-        g->scratch_bytes = c->scratch_bytes > 0 ? c->scratch_bytes : least > ((size_t)16 << 20) ? least : (size_t)16 << 20;
+        const size_t good_bytes = (size_t)g->size * 256 * 1024; // messages of this size use the wire well
+        const size_t least_bytes = c->scratch_bytes > 0 ? (size_t)g->size * 512 : (size_t)16 << 20;
+        const size_t wanted_bytes = c->scratch_bytes > 0 ? c->scratch_bytes : good_bytes;
+        g->scratch_bytes = wanted_bytes > least_bytes ? wanted_bytes : least_bytes;
         cuda_check(cudaMallocAsync(&g->scratch, g->scratch_bytes, g->stream), "cudaMallocAsync (parts of a reduction)");
     }
     const int64_t most = (int64_t)(g->scratch_bytes / ((size_t)g->size * each)) / 64 * 64;
@@ -230,7 +233,8 @@ static bool cuda_comm_reduce_step_(CudaComm *c, CudaTicket *t) {
         t->exchanged = nccl_good(&c->errors, ncclGroupEnd(), "ncclGroupEnd") && good;
         return false;
     }
-    cuda_comm_sum(c->device, g->stream, out, call->out_type, in + (size_t)own.begin * each, parts, most, call->type, g->size, g->rank, own.n, call->how);
+    cuda_comm_sum(c->device, g->stream, out, call->out_type, in + (size_t)own.begin * each, parts, most, call->type, g->size, g->rank, own.n,
+                  call->how);
     if (all) {
         good = nccl_good(&c->errors, ncclGroupStart(), "ncclGroupStart");
         for (int i = 1; good && i < g->size; i++) {

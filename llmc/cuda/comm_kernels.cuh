@@ -1,5 +1,6 @@
-// comm_kernels.cuh: the local half of a reduction whose parts were exchanged: sums (or maxima) of the parts of all ranks, in the order of ranks, in fp32 for
-// bf16. Bound by memory: (R * bytes of a part + bytes of a result) per element, no reuse; expected at 85-90 % of the roofline, not measured on a device yet.
+// comm_kernels.cuh: the local half of a reduction whose parts were exchanged: sums (or maxima) of the parts of all ranks, in the order of ranks, in
+// fp32 for bf16. Bound by memory: (R * bytes of a part + bytes of a result) per element, no reuse; expected at 85-90 % of the roofline, not
+// measured on a device yet.
 #ifndef LLMC_CUDA_COMM_KERNELS_CUH
 #define LLMC_CUDA_COMM_KERNELS_CUH
 
@@ -9,12 +10,8 @@
 enum { COMM_SUM_THREADS = 256 };
 
 // The value in which parts are added.
-template <class T> struct CommWide {
-    typedef float type;
-};
-template <> struct CommWide<double> {
-    typedef double type;
-};
+template <class T> struct CommWide { typedef float type; };
+template <> struct CommWide<double> { typedef double type; };
 
 static __device__ __forceinline__ float comm_widen(float x) { return x; }
 static __device__ __forceinline__ float comm_widen(bf16 x) { return __bfloat162float(x); }
@@ -30,11 +27,11 @@ template <class Wide> static __device__ __forceinline__ void comm_join(Wide &sum
         sum += x;
 }
 
-// out (n) = reduction over k < R of part k: `own` (n) for k == rank, else others + k*stride (n). Grid: strides over groups of W neighbours, a thread each;
-// W = 8: vectors of 16 bytes, where addresses and stride allow it.
+// out (n) = reduction over k < R of part k: `own` (n) for k == rank, else others + k*stride (n). Grid: strides over groups of W neighbours, a
+// thread each; W = 8: vectors of 16 bytes, where addresses and stride allow it.
 template <int W, class In, class Out>
-__global__ void __launch_bounds__(COMM_SUM_THREADS) comm_sum_kernel(Out *out, const In *own, const In *others, int64_t stride, int R, int rank, int64_t n,
-                                                                    bool maximum) {
+__global__ void __launch_bounds__(COMM_SUM_THREADS)
+    comm_sum_kernel(Out *out, const In *own, const In *others, int64_t stride, int R, int rank, int64_t n, bool maximum) {
     typedef typename CommWide<In>::type Wide;
     const int64_t step = (int64_t)gridDim.x * COMM_SUM_THREADS;
     for (int64_t group = blockIdx.x * (int64_t)COMM_SUM_THREADS + threadIdx.x; group * W < n; group += step) {
@@ -75,8 +72,8 @@ __global__ void __launch_bounds__(COMM_SUM_THREADS) comm_sum_kernel(Out *out, co
 }
 
 template <class In, class Out>
-static void comm_sum_launch_(CudaDevice *device, cudaStream_t stream, void *out, const void *own, const void *others, int64_t stride, int R, int rank,
-                             int64_t n, bool maximum) {
+static void comm_sum_launch_(CudaDevice *device, cudaStream_t stream, void *out, const void *own, const void *others, int64_t stride, int R,
+                             int rank, int64_t n, bool maximum) {
     const bool aligned = (((uintptr_t)out | (uintptr_t)own | (uintptr_t)others | (uintptr_t)stride * sizeof(In)) & 15) == 0;
     const int64_t packed = aligned ? n / 8 * 8 : 0; // the rest one by one
     if (packed > 0)
@@ -88,8 +85,8 @@ static void comm_sum_launch_(CudaDevice *device, cudaStream_t stream, void *out,
 }
 
 // type: BF16 (out BF16 or F32), F32 or F64 (out alike). out may be own.
-static void cuda_comm_sum(CudaDevice *device, cudaStream_t stream, void *out, CommType out_type, const void *own, const void *others, int64_t stride,
-                          CommType type, int R, int rank, int64_t n, CommReduce how) {
+static void cuda_comm_sum(CudaDevice *device, cudaStream_t stream, void *out, CommType out_type, const void *own, const void *others,
+                          int64_t stride, CommType type, int R, int rank, int64_t n, CommReduce how) {
     const bool maximum = how == COMM_MAX;
     if (type == COMM_F64)
         comm_sum_launch_<double, double>(device, stream, out, own, others, stride, R, rank, n, maximum);

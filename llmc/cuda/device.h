@@ -9,11 +9,9 @@
 extern "C" {
 #endif
 
-// Devices that this process sees; with none, or when CUDA fails, 0 and why.
-int device_cuda_count(char *why, size_t why_bytes);
-
-// The device of a rank: that of its number among the ranks of its host. -1 and why, when CUDA sees none, or fewer than there are ranks.
-int device_cuda_ordinal(int local_rank, int local_size, char *why, size_t why_bytes);
+// The device of a rank: that of its number among the ranks of its host. -1 and why, when CUDA sees none, or fewer than there are ranks. Before all other
+// calls: it prepares CUDA for a job of `size` ranks.
+int device_cuda_ordinal(int local_rank, int local_size, int size, char *why, size_t why_bytes);
 
 // Opens a CUDA device and fills the table. Ends the process with one line when it cannot.
 Device device_cuda(int ordinal);

@@ -1,6 +1,6 @@
-// nccl.cuh: communicators of NCCL, each with the one stream that its operations run on. All calls are non-blocking: a call that goes on in the background is
-// asked for with nccl_settled, so that a peer that never comes does not hang the host. Knows no operations: those are in comm.cuh. Built without NCCL
-// (NO_NCCL=1, or one rank only) there are none.
+// nccl.cuh: communicators of NCCL, each with the one stream that its operations run on. All calls are non-blocking: a call that goes on in the
+// background is asked for with nccl_settled, so that a peer that never comes does not hang the host. Knows no operations: those are in comm.cuh.
+// Built without NCCL (NO_NCCL=1, or one rank only) there are none.
 #ifndef LLMC_CUDA_NCCL_CUH
 #define LLMC_CUDA_NCCL_CUH
 

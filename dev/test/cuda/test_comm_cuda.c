@@ -402,7 +402,7 @@ int main(int argc, char **argv) {
     if (!signals_block(&error)) die_error(&error); // as in the trainer: a launcher's SIGTERM leaves time to tell what was seen
     Comm *comm = comm_init(&argc, &argv);
     char why[256];
-    const int ordinal = device_cuda_ordinal(comm->local_rank, comm->local_size, why, sizeof why);
+    const int ordinal = device_cuda_ordinal(comm->local_rank, comm->local_size, comm->size, why, sizeof why);
     if (ordinal < 0) die(CODE_USAGE, "%s", why);
     Device device = device_cuda(ordinal);
     const CommDevice table = device_cuda_comm(&device);
