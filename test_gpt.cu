@@ -1,10 +1,11 @@
-// test_gpt.cu: every op of the CUDA device against the CPU device, in one process, on the same inputs. Prints a table of the worst errors; the exit code
-// says whether all are within their bounds. Runs on a GPU (make test_gptcu) and on the simulated device (make test_gptcu_sim).
+// test_gpt.cu: every op of the CUDA device against the CPU device, in one process, on the same inputs. Prints a table of the worst errors; the exit
+// code says whether all are within their bounds. Runs on a GPU (make test_gptcu) and on the simulated device (make test_gptcu_sim).
 //
 // usage: test_gptcu [WORD]   only the families whose name contains WORD
 #include "dev/test/cuda/compare.cuh"   // Compare
 #include "dev/test/cuda/cpu_device.h"  // cpu_device_open
 #include "dev/test/cuda/test_cast.cuh" // test_cast
+#include "dev/test/cuda/test_mlp.cuh"  // test_mlp
 #include "dev/test/cuda/test_norm.cuh" // test_norm
 #include "llmc/cuda/device.h"          // device_cuda
 
@@ -14,6 +15,7 @@ struct Family {
 };
 static const Family families[] = {
     {"cast", test_cast},
+    {"mlp", test_mlp},
     {"norm", test_norm},
 };
 

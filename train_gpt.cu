@@ -5,6 +5,7 @@
 #include "llmc/cuda/device.h"    // device_cuda
 #include "llmc/cuda/dropout.cuh" // cuda_dropout_backward
 #include "llmc/cuda/memory.cuh"  // cuda_alloc, cuda_copy_*
+#include "llmc/cuda/mlp.cuh"     // cuda_swiglu_*
 #include "llmc/cuda/norm.cuh"    // cuda_norm_*, cuda_residual_forward
 
 // Opens device `ordinal` and fills the table.
@@ -31,6 +32,8 @@ Device device_cuda(int ordinal) {
     device.norm_backward = cuda_norm_backward;
     device.residual_forward = cuda_residual_forward;
     device.dropout_backward = cuda_dropout_backward;
+    device.swiglu_forward = cuda_swiglu_forward;
+    device.swiglu_backward = cuda_swiglu_backward;
     return device;
 }
 
