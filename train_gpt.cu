@@ -7,6 +7,7 @@
 #include "llmc/cuda/memory.cuh"  // cuda_alloc, cuda_copy_*
 #include "llmc/cuda/mlp.cuh"     // cuda_swiglu_*
 #include "llmc/cuda/norm.cuh"    // cuda_norm_*, cuda_residual_forward
+#include "llmc/cuda/rope.cuh"    // cuda_qk_*
 
 // Opens device `ordinal` and fills the table.
 Device device_cuda(int ordinal) {
@@ -34,6 +35,8 @@ Device device_cuda(int ordinal) {
     device.dropout_backward = cuda_dropout_backward;
     device.swiglu_forward = cuda_swiglu_forward;
     device.swiglu_backward = cuda_swiglu_backward;
+    device.qk_forward = cuda_qk_forward;
+    device.qk_backward = cuda_qk_backward;
     return device;
 }
 
