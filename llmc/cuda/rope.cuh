@@ -2,7 +2,7 @@
 // (optional), forward and backward. The table of cosines and sines is filled by llmc/rope.h.
 //
 // A thread has eight pairs (i, i + HS/2) of a head, a unit of each half: the rotation needs no other thread. A group of 1, 2, 4 or 8 lanes has a
-// head, a block a token: its heads go round the block's groups, and cosines and sines are loaded once. An odd head size has an element without a
+// head, a block a token: its heads go round the block's groups. An odd head size has an element without a
 // partner, which no rotation moves.
 #ifndef LLMC_CUDA_ROPE_CUH
 #define LLMC_CUDA_ROPE_CUH
@@ -11,9 +11,8 @@
 
 enum {
     ROPE_THREADS = 128,
-    ROPE_PER_SM = 8,     // blocks of a backward that sums gradients of weights
-    ROPE_MAX_HEAD = 128, // head size
-    ROPE_KINDS = 2,      // q, k
+    ROPE_PER_SM = 4, // blocks of a backward that sums gradients of weights
+    ROPE_KINDS = 2,  // q, k
 };
 
 struct RopeHeads {
@@ -25,7 +24,8 @@ struct RopeHeads {
     const int32_t *positions; // (N)
 };
 
-// The pairs of one thread: elements c .. c+7 of the first half of a head and their partners, as floats.
+// The pairs of one thread: elements c .. c+7 of the first half of a head and their partners, as they are stored, and as floats.
+template <class T> struct RopeUnits { Unit<T> first, second; };
 struct RopePairs {
     float first[UNIT], second[UNIT];
 };
@@ -36,19 +36,21 @@ static __device__ __forceinline__ bool rope_exists(int c, int i, int size) { ret
 static __device__ __forceinline__ bool rope_paired(int c, int i, int size) { return c + i < size / 2; }
 
 // head (HS)
-template <class T> static __device__ __forceinline__ RopePairs rope_load(const T *head, int c, const RopeHeads &p) {
-    RopePairs pairs;
-    if (p.packed) {
-        const Unit<T> first = unit_load(head, c, p.size / 2, true), second = unit_load(head + p.size / 2, c, p.size / 2, true);
+template <class T> static __device__ __forceinline__ RopeUnits<T> rope_load(const T *head, int c, const RopeHeads &p) {
+    if (p.packed) return {unit_load(head, c, p.size / 2, true), unit_load(head + p.size / 2, c, p.size / 2, true)};
+    float first[UNIT], second[UNIT];
 #pragma unroll
-        for (int i = 0; i < UNIT; i++) pairs.first[i] = first[i], pairs.second[i] = second[i];
-    } else {
-#pragma unroll
-        for (int i = 0; i < UNIT; i++) {
-            pairs.first[i] = rope_exists(c, i, p.size) ? to_float(head[rope_first(c, i, p.size)]) : 0.0f;
-            pairs.second[i] = rope_paired(c, i, p.size) ? to_float(head[p.size / 2 + c + i]) : 0.0f;
-        }
+    for (int i = 0; i < UNIT; i++) {
+        first[i] = rope_exists(c, i, p.size) ? to_float(head[rope_first(c, i, p.size)]) : 0.0f;
+        second[i] = rope_paired(c, i, p.size) ? to_float(head[p.size / 2 + c + i]) : 0.0f;
     }
+    return {Unit<T>::of(first), Unit<T>::of(second)};
+}
+
+template <class T> static __device__ __forceinline__ RopePairs rope_pairs(const RopeUnits<T> &units) {
+    RopePairs pairs;
+#pragma unroll
+    for (int i = 0; i < UNIT; i++) pairs.first[i] = units.first[i], pairs.second[i] = units.second[i];
     return pairs;
 }
 
@@ -107,9 +109,10 @@ template <class T> struct RopeForward {
 };
 
 // Grid: a token per block of 128 threads. Reads and writes q and k (4 bytes per channel in bf16; v too, when out is not in); table and weights come
-// from the caches. REGISTERS_FORWARD. Not measured on a device yet; expected 80% of the memory bandwidth.
-template <class T> __global__ void __launch_bounds__(ROPE_THREADS) qk_forward_kernel(RopeForward<T> p) {
-    const RopeHeads &shape = p.heads;
+// from the caches. 56 registers. Not measured on a device yet; expected 80% of the memory bandwidth.
+template <class T, bool PACKED> __global__ void __launch_bounds__(ROPE_THREADS) qk_forward_kernel(RopeForward<T> p) {
+    RopeHeads shape = p.heads;
+    shape.packed = PACKED;
     const int lane = (int)threadIdx.x % shape.lanes, group = (int)threadIdx.x / shape.lanes, groups = ROPE_THREADS / shape.lanes, c = lane * UNIT;
     const int normed = shape.q + shape.kv, heads = normed + shape.kv, all = p.out == p.in ? normed : heads;
     for (int64_t n = blockIdx.x; n < shape.N; n += gridDim.x) {
@@ -118,14 +121,14 @@ template <class T> __global__ void __launch_bounds__(ROPE_THREADS) qk_forward_ke
             const int h = first + group;
             const int64_t at = (n * heads + h) * shape.size;
             RopePairs x = {};
-            if (h < all) x = rope_load(p.in + at, c, shape);
+            if (h < all) x = rope_pairs(rope_load(p.in + at, c, shape));
             if (p.rstd != nullptr) {
                 float squares = 0.0f;
 #pragma unroll
                 for (int i = 0; i < UNIT; i++) squares += x.first[i] * x.first[i] + x.second[i] * x.second[i];
                 const float r = 1.0f / sqrtf(rope_head_sum(squares, shape.lanes) / (float)shape.size + p.eps);
                 if (h < normed) {
-                    const RopePairs weight = rope_load(h < shape.q ? p.q_norm : p.k_norm, c, shape);
+                    const RopeUnits<T> weight = rope_load(h < shape.q ? p.q_norm : p.k_norm, c, shape);
 #pragma unroll
                     for (int i = 0; i < UNIT; i++) x.first[i] *= r * weight.first[i], x.second[i] *= r * weight.second[i];
                     if (lane == 0) p.rstd[n * normed + h] = r;
@@ -148,14 +151,16 @@ template <class T> struct RopeBackward {
 
 // Of RMSNorm y = x * r * weight: dweight += dy * x * r, and dy becomes r * (weight * dy - x * r * mean(weight * dy * x * r)). dot: sum of the
 // thread's weight * dy * x * r.
-static __device__ __forceinline__ float rope_norm_dot(const RopePairs &dy, const RopePairs &x, const RopePairs &weight, float r) {
+template <class T>
+static __device__ __forceinline__ float rope_norm_dot(const RopePairs &dy, const RopeUnits<T> &x, const RopeUnits<T> &weight, float r) {
     float dot = 0.0f;
 #pragma unroll
     for (int i = 0; i < UNIT; i++) dot += weight.first[i] * dy.first[i] * (x.first[i] * r) + weight.second[i] * dy.second[i] * (x.second[i] * r);
     return dot;
 }
-static __device__ __forceinline__ void rope_norm_backward(RopePairs &dy, RopePairs &dweight, const RopePairs &x, const RopePairs &weight, float r,
-                                                          float mean) {
+template <class T>
+static __device__ __forceinline__ void rope_norm_backward(RopePairs &dy, RopePairs &dweight, const RopeUnits<T> &x, const RopeUnits<T> &weight,
+                                                          float r, float mean) {
 #pragma unroll
     for (int i = 0; i < UNIT; i++) {
         const float first = x.first[i] * r, second = x.second[i] * r;
@@ -186,29 +191,30 @@ static __device__ __forceinline__ void rope_store_partial(float *partial, const 
 }
 
 // Grid: a token per block of 128 threads; with a norm blocks for the whole device, which keep the weights' gradients in registers over their
-// tokens. Reads and writes dqkv's q and k, reads q and k: 6 bytes per channel in bf16, 4 without a norm. Shared: 4 KiB. REGISTERS_BACKWARD. Not
-// measured on a device yet; expected 75% of the memory bandwidth.
-template <class T, bool NORMED> __global__ void __launch_bounds__(ROPE_THREADS) qk_backward_kernel(RopeBackward<T> p) {
+// tokens. Reads and writes dqkv's q and k, reads q and k: 6 bytes per channel in bf16, 4 without a norm. Shared: 4 KiB. With a norm 122 registers:
+// cosines and sines come from the cache for every head. Not measured on a device yet; expected 75% of the memory bandwidth.
+template <class T, bool NORMED, bool PACKED>
+__global__ void __launch_bounds__(ROPE_THREADS, PACKED ? ROPE_PER_SM : 1) qk_backward_kernel(RopeBackward<T> p) {
     __shared__ float shared[NORMED ? ROPE_THREADS * UNIT : 1];
-    const RopeHeads &shape = p.heads;
+    RopeHeads shape = p.heads;
+    shape.packed = PACKED;
     const int lane = (int)threadIdx.x % shape.lanes, group = (int)threadIdx.x / shape.lanes, groups = ROPE_THREADS / shape.lanes, c = lane * UNIT;
     const int all = shape.q + shape.kv, heads = all + shape.kv;
     RopePairs dweight[ROPE_KINDS] = {};
     for (int64_t n = blockIdx.x; n < shape.N; n += gridDim.x) {
-        const RopePairs angles = rope_angles(c, shape, n);
 #pragma unroll
-        for (int kind = 0; kind < ROPE_KINDS; kind++) {
-            const int begin = kind == 0 ? 0 : shape.q, end = kind == 0 ? shape.q : all;
+        for (int kind = 0; kind < (NORMED ? ROPE_KINDS : 1); kind++) {
+            const int begin = kind == 0 ? 0 : shape.q, end = NORMED && kind == 0 ? shape.q : all;
             for (int first = begin; first < end; first += groups) { // the same for all threads: they meet in rope_head_sum
                 const int h = first + group;
                 const int64_t at = (n * heads + h) * shape.size;
                 RopePairs d = {};
-                if (h < end) d = rope_load(p.dqkv + at, c, shape);
-                rope_rotate(d, angles, -1.0f);
+                if (h < end) d = rope_pairs(rope_load(p.dqkv + at, c, shape));
+                rope_rotate(d, rope_angles(c, shape, n), -1.0f);
                 if constexpr (NORMED) {
-                    RopePairs x = {};
+                    RopeUnits<T> x = {};
                     if (h < end) x = rope_load(p.in + at, c, shape);
-                    const RopePairs weight = rope_load(kind == 0 ? p.q_norm : p.k_norm, c, shape);
+                    const RopeUnits<T> weight = rope_load(kind == 0 ? p.q_norm : p.k_norm, c, shape);
                     const float r = h < end ? p.rstd[n * all + h] : 0.0f;
                     const float mean = rope_head_sum(rope_norm_dot(d, x, weight, r), shape.lanes) / (float)shape.size;
                     rope_norm_backward(d, dweight[kind], x, weight, r, mean);
@@ -241,7 +247,8 @@ static inline void qk_forward_(CudaDevice *device, const RopeHeads &heads, Buffe
     p.heads = heads, p.out = (T *)qkv_out.data, p.in = (const T *)qkv_in.data;
     p.rstd = q_norm.data != nullptr ? (float *)rstd.data : nullptr, p.q_norm = (const T *)q_norm.data, p.k_norm = (const T *)k_norm.data;
     p.eps = (float)eps;
-    launch(device, device->compute, {launch_blocks(device, heads.N, 1, 1 << 16), ROPE_THREADS}, qk_forward_kernel<T>, p);
+    launch(device, device->compute, {launch_blocks(device, heads.N, 1, 1 << 16), ROPE_THREADS},
+           heads.packed ? qk_forward_kernel<T, true> : qk_forward_kernel<T, false>, p);
 }
 
 // qkv_out (N, QKV) = q and k normed and rotated, v as it is; rstd (N, NH+NKV) =
@@ -262,13 +269,14 @@ static inline void qk_backward_(CudaDevice *device, const RopeHeads &heads, Buff
     p.heads = heads, p.dqkv = (T *)dqkv.data, p.in = (const T *)qkv_in.data, p.rstd = (const float *)rstd.data;
     p.q_norm = (const T *)q_norm.data, p.k_norm = (const T *)k_norm.data;
     if (q_norm.data == nullptr) {
-        if (heads.table != nullptr)
-            launch(device, device->compute, {launch_blocks(device, heads.N, 1, 1 << 16), ROPE_THREADS}, qk_backward_kernel<T, false>, p);
+        const auto kernel = heads.packed ? qk_backward_kernel<T, false, true> : qk_backward_kernel<T, false, false>;
+        if (heads.table != nullptr) launch(device, device->compute, {launch_blocks(device, heads.N, 1, 1 << 16), ROPE_THREADS}, kernel, p);
         return;
     }
     const unsigned blocks = launch_blocks(device, heads.N, 1, ROPE_PER_SM);
     p.partial = (float *)cuda_scratch(device, (size_t)blocks * ROPE_KINDS * (size_t)heads.size * sizeof(float));
-    launch(device, device->compute, {blocks, ROPE_THREADS}, qk_backward_kernel<T, true>, p);
+    launch(device, device->compute, {blocks, ROPE_THREADS}, heads.packed ? qk_backward_kernel<T, true, true> : qk_backward_kernel<T, true, false>,
+           p);
     columns_finish_(device, dq_norm, dk_norm, p.partial, blocks, heads.size, accumulate);
 }
 
