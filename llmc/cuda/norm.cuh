@@ -73,7 +73,7 @@ static __device__ __forceinline__ void norm_output(const NormForward<T> &p, T *o
     unit_store(out, c, p.C, p.packed, Unit<T>::of(y));
 }
 
-// Sum over eight channels of x or, with `centred` squares, of (x - mean)^2. Zero past the row's end.
+// Sums over eight channels of x, which is zero past the row's end, and of (x - mean)^2, which is not.
 template <class T> static __device__ __forceinline__ float norm_sum(const Unit<T> &x) {
     float sum = 0.0f;
 #pragma unroll

@@ -186,7 +186,7 @@ static __device__ __forceinline__ void rope_store_partial(float *partial, const 
             for (int group = 0; group < groups; group++) sum += shared[group * wide + c];
             partial[(int64_t)blockIdx.x * shape.size + (part == 0 ? (c < half ? c : 2 * half) : half + c)] = sum;
         }
-        __syncthreads();
+        __syncthreads(); // the other half may be written
     }
 }
 
