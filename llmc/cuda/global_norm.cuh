@@ -21,8 +21,8 @@ __global__ void __launch_bounds__(SEGMENT_THREADS)
         if (threadIdx.x == 0) parts[blockIdx.x] = 0;
         return;
     }
-    for (; segment_find(walk); walk.inside += NORM_PARTS) {
-        const int64_t first = segment_first(walk);
+    for (; segment_find(walk); walk.tile += NORM_PARTS) {
+        const int64_t first = walk.first + (int64_t)threadIdx.x * UNIT;
         if (aligned && first >= walk.begin && first + UNIT <= walk.stop) {
             const Unit<float> g = unit_load(grad + first, 0, UNIT, true);
 #pragma unroll
