@@ -10,8 +10,8 @@
 
 enum { NORM_PARTS = 512 }; // blocks, whatever the device: about four on each multiprocessor of a large one
 
-// parts (NORM_PARTS) = sums of squares of every NORM_PARTS-th tile of grad. Grid: NORM_PARTS blocks; tiles of 2048 elements. Shared: 256 bytes.
-// Bytes per element: 4 read. Expected share of HBM bandwidth 88%; not measured on a device yet.
+// parts (NORM_PARTS) = sums of squares of every NORM_PARTS-th tile of grad. Grid: NORM_PARTS blocks; tiles of 2048 elements. Shared: 256 bytes; 32
+// registers. Bytes per element: 4 read. Expected share of HBM bandwidth 88%; not measured on a device yet.
 __global__ void __launch_bounds__(SEGMENT_THREADS)
     grad_squares_kernel(double *parts, const float *grad, bool aligned, const Segment *segments, int64_t count) {
     __shared__ double shared32[32];
