@@ -16,7 +16,11 @@ struct Family {
     void (*test)(Compare *);
 };
 static const Family families[] = {
-    {"adamw", test_adamw}, {"cast", test_cast}, {"classifier", test_classifier}, {"embedding", test_embedding}, {"global_norm", test_global_norm},
+    {"adamw", test_adamw},
+    {"cast", test_cast},
+    {"classifier", test_classifier},
+    {"embedding", test_embedding},
+    {"global_norm", test_global_norm},
 };
 
 int main(int argc, char **argv) {
