@@ -1,6 +1,6 @@
 # train_gpt: `make` builds the trainer and the tokenizer, `make help` lists the rest.
 # BLAS=dnnl|openblas|none chooses the matrix product (default: the first that is installed, in this order).
-# NO_MPI=1 leaves MPI out, also where it is installed: one rank only.
+# NO_MPI=1 leaves MPI out, also where it is installed: one rank only. NO_NCCL=1 leaves NCCL out: one GPU only.
 
 CC ?= gcc
 CLANG ?= clang
@@ -49,7 +49,7 @@ LIBS := $(BLAS_LIBS_$(BLAS)) -ljansson -lm -lpthread $(if $(HAVE_MPI),-Wl$(comma
 COMPILE = $(CC) $(BASE_FLAGS) $(DEFINES) $(CFLAGS)
 SANITIZE := -O1 -g $(TUNE) -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 
-HEADERS := $(wildcard llmc/*.h llmc/cpu/*.h dev/test/*.h)
+HEADERS := $(wildcard llmc/*.h llmc/cpu/*.h llmc/cuda/*.h dev/test/*.h)
 UNIT_TESTS := $(patsubst dev/test/%.c,$(BUILD)/%,$(wildcard dev/test/test_*.c))
 FUZZERS := $(patsubst dev/fuzz/%.c,$(BUILD)/%,$(wildcard dev/fuzz/fuzz_*.c))
 BENCHES := $(patsubst dev/bench/%.c,$(BUILD)/%,$(wildcard dev/bench/bench_*.c))
@@ -135,12 +135,17 @@ NVCC ?= $(CUDA)/bin/nvcc
 CUDA_ARCH ?= 80 90a
 CU_SOURCES := train_gpt.cu $(wildcard llmc/cuda/*.cuh llmc/cuda/*.h)
 CU_TESTS := test_gpt.cu $(wildcard dev/test/cuda/*.cuh dev/test/cuda/*.h)
-NVCC_FLAGS := -std=c++17 -O3 -lineinfo -I. --threads 2 $(foreach a,$(CUDA_ARCH),-gencode arch=compute_$(a),code=sm_$(a)) -Xcompiler -Wall,-Wextra,-Wno-unused-function
+# without ranks there is nobody to communicate with
+ifeq ($(filter-out 0,$(NO_NCCL)),)
+HAVE_NCCL := $(if $(HAVE_MPI),$(call has,nccl.h,-I$(CUDA)/include))
+endif
+NCCL_DEFINE := $(if $(HAVE_NCCL),-DUSE_NCCL)
+NVCC_FLAGS := $(NCCL_DEFINE) -std=c++17 -O3 -lineinfo -I. --threads 2 $(foreach a,$(CUDA_ARCH),-gencode arch=compute_$(a),code=sm_$(a)) -Xcompiler -Wall,-Wextra,-Wno-unused-function
 # the simulator itself is never instrumented: it checks ranges and races by itself
-SIM_NAMES := simcu simcu_ptx simcu_hopper simcublaslt simnccl
+SIM_NAMES := simcu simcu_ptx simcu_hopper simcublaslt $(if $(HAVE_NCCL),simnccl)
 SIM_INCLUDES := -I. -Idev/cudasim/include -isystem $(CUDA)/include -DOMPI_SKIP_MPICXX $(patsubst -I%,-isystem %,$(MPI_FLAGS))
 SIM_WARN := -Wall -Wextra -Wno-unknown-pragmas -Wno-unused-parameter -Wno-unused-function
-SIM_KERNELS := -std=c++17 -g -x c++ -fno-strict-aliasing $(SIM_WARN) $(SIM_INCLUDES)
+SIM_KERNELS := $(NCCL_DEFINE) -std=c++17 -g -x c++ -fno-strict-aliasing $(SIM_WARN) $(SIM_INCLUDES)
 SIM_RUNTIME := -std=c++17 -O2 -g $(SIM_WARN) -Wno-cast-function-type $(SIM_INCLUDES)
 SIM_fast := -O2
 SIM_asan := -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
@@ -173,8 +178,33 @@ endef
 $(eval $(call SIM_TEST,fast,))
 $(eval $(call SIM_TEST,asan,_asan))
 $(eval $(call SIM_TEST,race,_race))
+# The trainer itself: C, with --device cuda.
+$(BUILD)/train_gpt.cuda.o: train_gpt.c $(HEADERS) Makefile
+	@mkdir -p $(BUILD)
+	$(COMPILE) -DUSE_CUDA -c $< -o $@
+define SIM_TRAIN
+train_gptcu_sim$(2): $(BUILD)/train_gpt.cuda.o $(BUILD)/sim/train_gpt.cu.$(1).o $(SIM_NAMES:%=$(BUILD)/sim/%.$(1).o) $(SIM_EXTRA_$(1))
+	g++ $(SIM_LINK_$(1)) $$^ $(SIM_LIBS) -o $$@
+endef
+$(eval $(call SIM_TRAIN,fast,))
+$(eval $(call SIM_TRAIN,asan,_asan))
+$(eval $(call SIM_TRAIN,race,_race))
+train_gptcu: $(BUILD)/train_gpt.cuda.o train_gpt.cu $(CU_SOURCES) Makefile
+	$(NVCC) $(NVCC_FLAGS) train_gpt.cu $< -o $@ -Xcompiler -fopenmp $(filter-out -Wl%,$(LIBS)) -lcublasLt $(if $(HAVE_NCCL),-lnccl)
+sim: test_gptcu_sim train_gptcu_sim
+# collectives on device memory, from C, on the simulated device (dev/test/comm_cuda.sh)
+$(BUILD)/test_comm_cuda.o: dev/test/cuda/test_comm_cuda.c $(HEADERS) llmc/cuda/device.h Makefile
+	@mkdir -p $(BUILD)
+	$(COMPILE) -c $< -o $@
+define SIM_COMM_TEST
+$(BUILD)/test_comm_cuda$(2): $(BUILD)/test_comm_cuda.o $(BUILD)/sim/train_gpt.cu.$(1).o $(SIM_NAMES:%=$(BUILD)/sim/%.$(1).o) $(SIM_EXTRA_$(1))
+	g++ $(SIM_LINK_$(1)) $$^ $(SIM_LIBS) -o $$@
+endef
+$(eval $(call SIM_COMM_TEST,fast,))
+$(eval $(call SIM_COMM_TEST,asan,_asan))
+$(eval $(call SIM_COMM_TEST,race,_race))
 test_gptcu: test_gpt.cu train_gpt.cu $(CU_SOURCES) $(CU_TESTS) $(BUILD)/cpu_device.o Makefile
-	$(NVCC) $(NVCC_FLAGS) test_gpt.cu train_gpt.cu $(BUILD)/cpu_device.o -o $@ -Xcompiler -fopenmp $(filter-out -Wl%,$(LIBS)) -lcublasLt
+	$(NVCC) $(NVCC_FLAGS) test_gpt.cu train_gpt.cu $(BUILD)/cpu_device.o -o $@ -Xcompiler -fopenmp $(filter-out -Wl%,$(LIBS)) -lcublasLt $(if $(HAVE_NCCL),-lnccl)
 
 # Time of every op at real sizes (dev/bench_cuda.cu); layouts of the tensor-core instructions (dev/gpu/test_fragments.cu).
 CU_LINK = -Xcompiler -fopenmp $(filter-out -Wl%,$(LIBS)) -lcublasLt $(if $(HAVE_NCCL),-lnccl)
@@ -244,4 +274,4 @@ mutants:
 clean:
 	rm -rf $(BUILD) train_gptcu test_gptcu bench_cuda test_fragments *_sim *_sim_asan *_sim_race train_gpt train_gpt_asan tokenize tokenize_asan test_gpt test_gpt_asan
 
-.PHONY: gpu-binaries all help banner headers syntax $(SYNTAX) format unit unit-asan fuzzers schedules bench crash layouts-full mutants clean
+.PHONY: sim gpu-binaries all help banner headers syntax $(SYNTAX) format unit unit-asan fuzzers schedules bench crash layouts-full mutants clean

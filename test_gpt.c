@@ -34,7 +34,7 @@ static Subject *subject_open(const ModelConfig *config, int precision, int64_t B
     s->config = *config;
     static Comm *comm; // of one rank, for all subjects
     if (comm == NULL) comm = comm_init(NULL, NULL);
-    trainer_create(&s->trainer, o, &s->config, comm);
+    trainer_create(&s->trainer, o, &s->config, comm, device_cpu());
     return s;
 }
 
@@ -108,7 +108,10 @@ static void subject_gradient(Subject *s, const Tensor *tensor, float *values) {
 }
 
 // Ends the step; returns the norm of its gradient before clipping.
-static double subject_update(Subject *s) { return step_end(&s->trainer).grad_norm; }
+static double subject_update(Subject *s) {
+    step_end(&s->trainer, s->step);
+    return step_result(&s->trainer, s->step).grad_norm;
+}
 
 // logits (N, V) of a batch, without dropout; between steps.
 static void subject_logits(Subject *s, const NaiveBatch *batch, float *logits) {

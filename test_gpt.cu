@@ -2,21 +2,35 @@
 // code says whether all are within their bounds. Runs on a GPU (make test_gptcu) and on the simulated device (make test_gptcu_sim).
 //
 // usage: test_gptcu [WORD]   only the families whose name contains WORD
-#include "dev/test/cuda/compare.cuh"         // Compare
-#include "dev/test/cuda/cpu_device.h"        // cpu_device_open
-#include "dev/test/cuda/test_algorithms.cuh" // test_algorithms
-#include "dev/test/cuda/test_cast.cuh"       // test_cast
-#include "dev/test/cuda/test_matmul.cuh"     // test_matmul
-#include "dev/test/cuda/test_memory.cuh"     // test_memory
-#include "dev/test/cuda/test_norm.cuh"       // test_norm
-#include "llmc/cuda/device.h"                // device_cuda
+#include "dev/test/cuda/compare.cuh"          // Compare
+#include "dev/test/cuda/cpu_device.h"         // cpu_device_open
+#include "dev/test/cuda/test_adamw.cuh"       // test_adamw
+#include "dev/test/cuda/test_algorithms.cuh"  // test_algorithms
+#include "dev/test/cuda/test_attention.cuh"   // test_attention
+#include "dev/test/cuda/test_cast.cuh"        // test_cast
+#include "dev/test/cuda/test_classifier.cuh"  // test_classifier
+#include "dev/test/cuda/test_embedding.cuh"   // test_embedding
+#include "dev/test/cuda/test_global_norm.cuh" // test_global_norm
+#include "dev/test/cuda/test_matmul.cuh"      // test_matmul
+#include "dev/test/cuda/test_memory.cuh"      // test_memory
+#include "dev/test/cuda/test_norm.cuh"        // test_norm
+#include "llmc/cuda/device.h"                 // device_cuda
 
 struct Family {
     const char *name;
     void (*test)(Compare *);
 };
 static const Family families[] = {
-    {"algorithms", test_algorithms}, {"cast", test_cast}, {"matmul", test_matmul}, {"memory", test_memory}, {"norm", test_norm},
+    {"adamw", test_adamw},           //
+    {"algorithms", test_algorithms}, //
+    {"attention", test_attention},   //
+    {"cast", test_cast},             //
+    {"classifier", test_classifier}, //
+    {"embedding", test_embedding},   //
+    {"global_norm", test_global_norm},
+    {"matmul", test_matmul},
+    {"memory", test_memory},
+    {"norm", test_norm},
 };
 
 int main(int argc, char **argv) {
@@ -29,7 +43,7 @@ int main(int argc, char **argv) {
         family.test(&t);
     }
     const bool good = compare_report(&t);
-    device_cuda_close(&cuda);
-    cpu_device_close(&cpu);
+    cuda.close(&cuda);
+    cpu.close(&cpu);
     return good ? 0 : 1;
 }

@@ -10,9 +10,9 @@
 #include "llmc/checkpoint_read.h" // checkpoint_read
 #include "llmc/checkpoint_save.h" // CheckpointSave, checkpoint_save_begin
 #include "llmc/comm.h"            // Comm, comm_all_reduce
-#include "llmc/cpu/cpu.h"         // device_cpu
 #include "llmc/cpu/threads.h"     // threads_wait_briefly
 #include "llmc/device.h"          // Device, Buffer
+#include "llmc/devices.h"         // devices_open, devices_check
 #include "llmc/layout.h"          // Layout, layout_create
 #include "llmc/loader.h"          // Loader, StepBatch, MicroBatch
 #include "llmc/model.h"           // Model, tensor table
@@ -48,12 +48,13 @@ typedef struct {
     CommHandle *input_received, *slot_sent; // messages on their way, by the buffer that they use
     CommHandle *gradient_received, *gradient_sent;
     Trace trace;
-    StepState *state;        // device memory
+    StepState *state;        // device memory: of the running step
+    StepState *look_state;   // of a validation
+    StepState *results;      // (DEVICE_SLOTS) host memory: what the last steps came to
     int64_t optimizer_steps; // updates applied so far
     uint64_t dropout_key;    // of the running step
     uint32_t keep_threshold; // 65536 outside of training: nothing is dropped
     uint64_t init_hash;
-    double peak_flops; // rate of a large matrix product: what MFU is a share of
 } Trainer;
 
 static const Buffer ABSENT = {NULL, DTYPE_F32};
@@ -134,8 +135,8 @@ static void create_groups(Trainer *t) {
         t->groups[g] = comm_group(t->comm, members, count, layout_group_names[g]);
     }
     const int stages = layout_members(&t->layout, LAYOUT_PP, members);
-    t->downstream = comm_group(t->comm, members, stages, "pp downstream");
-    t->upstream = comm_group(t->comm, members, stages, "pp upstream");
+    t->downstream = comm_pipe(t->comm, members, stages, 1, "pp downstream");
+    t->upstream = comm_pipe(t->comm, members, stages, -1, "pp upstream");
     free(members);
 }
 
@@ -178,23 +179,34 @@ static void create_activations(Trainer *t) {
     }
 }
 
-// Fills a Trainer, which must not move afterwards: its parts point at each other. Collective; the flags were checked.
-static void trainer_create(Trainer *t, const Options *options, const ModelConfig *config, Comm *comm) {
-    *t = (Trainer){.options = options, .comm = comm, .model = model_create(config), .device = device_cpu(), .keep_threshold = 65536};
+// Fills a Trainer, which must not move afterwards: its parts point at each other, and takes the device over. Collective; the flags were checked.
+static void trainer_create(Trainer *t, const Options *options, const ModelConfig *config, Comm *comm, Device device) {
+    *t = (Trainer){.options = options, .comm = comm, .model = model_create(config), .device = device, .keep_threshold = 65536};
     Error error = {0};
     if (!layout_create(&t->layout, config, options, comm->size, comm->rank, &error)) die_error(&error);
     const ZeroConfig sizes = zero_config(options);
     t->dtype = sizes.dtype;
+    devices_join(&t->device, comm);
     create_groups(t);
     t->zero = zero_create(&t->device, comm, t->groups, &t->model, &t->layout, &sizes);
     create_activations(t);
     t->state = t->device.alloc(&t->device, sizeof *t->state);
+    t->look_state = t->device.alloc(&t->device, sizeof *t->look_state);
+    t->results = t->device.host_alloc(&t->device, DEVICE_SLOTS * sizeof *t->results);
+}
+
+// The updates that were applied before this process began.
+static void trainer_set_steps(Trainer *t, int64_t optimizer_steps) {
+    t->optimizer_steps = optimizer_steps;
+    t->device.copy_in(&t->device, &t->state->optimizer_steps, &optimizer_steps, sizeof optimizer_steps);
 }
 
 static void trainer_free(Trainer *t) {
     zero_free(&t->zero);
     comm_release(t->comm, t->arena);
     t->device.release(&t->device, t->state);
+    t->device.release(&t->device, t->look_state);
+    t->device.host_release(&t->device, t->results);
     activations_free(&t->acts);
     schedule_free(&t->schedule);
     free(t->input_received);
@@ -208,7 +220,8 @@ static void trainer_free(Trainer *t) {
     for (int g = LAYOUT_GROUPS - 1; g >= 0; g--) comm_group_free(t->groups[g]);
     layout_free(&t->layout);
     model_free(&t->model);
-    cpu_close(&t->device);
+    devices_leave(&t->device, t->comm);
+    t->device.close(&t->device);
 }
 
 // Tokens that this rank computes for a micro-batch: N rounded up, where the capacity allows. Never none: other ranks may wait for this one.
@@ -651,24 +664,21 @@ static void accumulate_gradients(Trainer *t, const StepBatch *batch) {
 
 // Starts step n (from 1): the scalars that live on the device, and the key of its dropout.
 static void step_begin(Trainer *t, int64_t step) {
-    const StepState fresh = {.lr = learning_rate(t->options, step), .optimizer_steps = t->optimizer_steps};
-    t->device.copy_in(&t->device, t->state, &fresh, sizeof fresh);
+    const StepState fresh = {.lr = learning_rate(t->options, step)};
+    t->device.copy_in(&t->device, t->state, &fresh, offsetof(StepState, optimizer_steps));
     t->dropout_key = rng_dropout_key((uint64_t)t->options->seed, (uint64_t)step);
     t->keep_threshold = rng_dropout_threshold(t->model.config.dropout);
 }
 
-// Sums the loss and the squares of the gradient over all ranks: each token and each parameter counts once.
+// Sums the loss and the squares of the gradient over all ranks, where they are: each token and each parameter counts once.
 static void sum_scalars(Trainer *t) {
-    StepState state;
-    t->device.copy_out(&t->device, &state, t->state, sizeof state);
-    double sums[2] = {layout_speaks(&t->layout) ? state.loss_sum : 0, state.grad_squares};
-    comm_all_reduce(t->comm->world, sums, 2, COMM_F64, COMM_SUM);
-    state.loss_sum = sums[0], state.grad_squares = sums[1];
-    t->device.copy_in(&t->device, t->state, &state, sizeof state);
+    static_assert(offsetof(StepState, grad_squares) == offsetof(StepState, loss_sum) + sizeof(double), "neighbours, summed together");
+    if (!layout_speaks(&t->layout)) t->device.zero(&t->device, &t->state->loss_sum, sizeof t->state->loss_sum);
+    comm_all_reduce(t->comm->world, &t->state->loss_sum, 2, COMM_F64, COMM_SUM);
 }
 
-// Ends it: norm, clipping and update of this rank's shards, new parameters for all; returns what happened, the same on every rank.
-static StepState step_end(Trainer *t) {
+// Ends it: norm, clipping and update of this rank's shards, new parameters for all. The device may still be at work: step_result waits for it.
+static void step_end(Trainer *t, int64_t step) {
     Device *d = &t->device;
     Zero *zero = &t->zero;
     const AdamW config = optimizer_config(t->options);
@@ -691,11 +701,17 @@ static StepState step_end(Trainer *t) {
     trace_begin(&t->trace, "gather parameters", -1, -1);
     zero_publish_finish(zero);
     trace_end(&t->trace);
-    StepState result;
-    d->copy_out(d, &result, t->state, sizeof result);
-    t->optimizer_steps = result.optimizer_steps;
+    const int slot = (int)(step % DEVICE_SLOTS);
+    d->copy_out_start(d, slot, &t->results[slot], t->state, sizeof *t->state);
     t->keep_threshold = 65536;
-    return result;
+}
+
+// What happened in one of the last DEVICE_SLOTS steps, the same on every rank; asked for in their order.
+static StepState step_result(Trainer *t, int64_t step) {
+    const int slot = (int)(step % DEVICE_SLOTS);
+    t->device.copy_out_finish(&t->device, slot);
+    t->optimizer_steps = t->results[slot].optimizer_steps;
+    return t->results[slot];
 }
 
 // ----------------------------------------------------------------------------
@@ -719,16 +735,15 @@ static int64_t forward_only(Trainer *t, const MicroBatch *batch) {
     return packing.tokens;
 }
 
-// The sum of the losses of a micro-batch, on the rank that speaks for its replica; elsewhere 0. The scalars of the step are not needed between
-// steps.
+// The sum of the losses of a micro-batch, on the rank that speaks for its replica; elsewhere 0.
 static double losses_of(Trainer *t, const MicroBatch *batch) {
-    StepState state = {0};
+    StepState state;
     const int64_t N = forward_only(t, batch);
     if (!layout_has_head(&t->layout)) return 0;
-    t->device.copy_in(&t->device, t->state, &state, sizeof state);
+    t->device.zero(&t->device, t->look_state, sizeof *t->look_state);
     head(t, &t->acts.slots[0], N, 0, false, 0);
-    t->device.loss_sum(&t->device, t->state, t->acts.losses, 1.0, N);
-    t->device.copy_out(&t->device, &state, t->state, sizeof state);
+    t->device.loss_sum(&t->device, t->look_state, t->acts.losses, 1.0, N);
+    t->device.copy_out(&t->device, &state, t->look_state, sizeof state);
     return layout_speaks(&t->layout) ? state.loss_sum : 0;
 }
 
@@ -771,7 +786,10 @@ typedef struct {
     CommCount step_comm[COMM_KINDS]; // what this rank communicated in training steps
     int64_t tokens;                  // trained on
     int64_t skipped;                 // steps in a row whose loss or norm was not finite
+    StepRecord record;               // of the last step, as long as its result is not known; step 0: none
+    double started_ms, recorded_ms;  // when that step began; when the last one was recorded
     bool resumed;
+    Device device;        // opened and checked, until the trainer has it
     LoaderPosition start; // where the training data goes on
     int64_t *sample_ids;  // (global batch) of --log-samples
     Saving saving;
@@ -811,17 +829,20 @@ static void require_all(Run *run, bool good, Error *error) {
 
 static bool due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
 
-// Whether any rank was asked to stop (why, else NULL), the tokens of all ranks (optional), and whether all have written what they save: told
-// between two steps, so that all ranks stop, or commit, at the same one. `out`: where a file `stop` asks too.
+// Why any rank was asked to stop (else NULL), the tokens of all ranks (optional), and whether all have written what they save: told between two
+// steps, so that all ranks stop, or commit, at the same one, and give the same reason. `out`: where a file `stop` asks too.
 static const char *agree_on_stop(Run *run, const char *out, int64_t *tokens) {
-    const char *own = signals_stop_requested(is_first(run) ? out : NULL);
+    const StopReason own = signals_stop_requested(is_first(run) ? out : NULL);
     const CheckpointSave *save = &run->saving.save;
-    int64_t sums[3] = {tokens != NULL && layout_speaks(&run->layout) ? *tokens : 0, own != NULL,
-                       save->comm != NULL && !checkpoint_save_written(save)};
-    comm_all_reduce(run->comm->world, sums, 3, COMM_I64, COMM_SUM);
+    int64_t sums[2 + STOP_REASONS] = {tokens != NULL && layout_speaks(&run->layout) ? *tokens : 0,
+                                      save->comm != NULL && !checkpoint_save_written(save)}; // then how many ranks have a reason
+    sums[2 + own]++;
+    comm_all_reduce(run->comm->world, sums, 2 + STOP_REASONS, COMM_I64, COMM_SUM);
     if (tokens != NULL) *tokens = sums[0];
-    run->saving.written = sums[2] == 0;
-    return own != NULL ? own : sums[1] > 0 ? "a signal to another rank" : NULL;
+    run->saving.written = sums[1] == 0;
+    int reason = STOP_REASONS - 1;
+    while (reason > STOP_NONE && sums[2 + reason] == 0) reason--;
+    return stop_reason_names[reason];
 }
 
 // Mean loss over the valid tokens of at most --val-batches micro-batches, the same ones every time and on any number of ranks.
@@ -886,7 +907,7 @@ static int32_t next_token(Run *run, const int32_t *context, int64_t count, int64
     const SamplingConfig sampling = {o->temperature, o->top_k, o->top_p};
     int64_t id = -1;
     if (mesh->at.dp == 0 || t->layout.zero == 3) next_logits(t, context, count, logits);
-    if (mesh->rank == speaker && signals_stop_requested(NULL) == NULL) {
+    if (mesh->rank == speaker && signals_stop_requested(NULL) == STOP_NONE) {
         const Philox r = philox(rng_key((uint64_t)o->seed, RNG_SAMPLE), (uint64_t)run->step, (uint64_t)number);
         id = sampling_choose(logits, run->config.vocab, sampling, (double)r.x[0] / 4294967296.0);
     }
@@ -931,7 +952,7 @@ static void generate(Run *run) {
 }
 
 // ----------------------------------------------------------------------------
-// Checkpoints. Every rank writes and reads the pieces that its shards hold. The CPU device's memory is host memory: they are where they live.
+// Checkpoints. Every rank writes and reads the pieces that its shards hold: where they live when that is host memory, else by way of a copy.
 
 // This rank's piece of a tensor in one of its shards' arenas.
 static CheckpointSlice checkpoint_slice(const Zero *zero, int i, const char *prefix, Buffer shard) {
@@ -1033,9 +1054,10 @@ static void save(Run *run, bool wait) {
     comm_heartbeat(run->comm, run->step, "saving");
     const LoaderPosition at = loader_position(&run->train);
     CheckpointSlice *slices = checkpoint_slices(t, true, &count);
-    saving->measured = !wait || !t->zero.config.snapshot;
-    wait = wait || !t->zero.config.snapshot;
-    if (!wait) take_snapshot(t, slices, count);
+    const bool async = run->options.async_save && t->zero.config.snapshot;
+    saving->measured = !wait || !async;
+    wait = wait || !async;
+    if (!wait || !t->device.on_host) take_snapshot(t, slices, count);
     CheckpointDataFile *files = data_files(&run->train_set);
     const CheckpointState state = {.step = run->step,
                                    .tokens = run->tokens,
@@ -1109,17 +1131,34 @@ static bool find_checkpoint(Run *run, Checkpoint *checkpoint, bool *found, Error
     run->start = (LoaderPosition){state->epoch, state->position, state->row};
     run->step = state->step;
     run->tokens = state->tokens;
-    run->trainer.optimizer_steps = state->optimizer_steps;
     run->resumed = true;
     return good;
 }
 
-static void load(Run *run, const Checkpoint *checkpoint) {
+// Reads slices to where they live; elements of files and memory may differ in type when `convert`. One at a time where the way is by a copy.
+static void read_slices(Run *run, const Checkpoint *checkpoint, const CheckpointSlice *slices, int count, bool convert) {
+    Device *d = &run->trainer.device;
     Error error = {0};
+    if (d->on_host) {
+        require(run, checkpoint_read(checkpoint, slices, count, convert, &error), &error);
+        return;
+    }
+    for (int i = 0; i < count; i++) {
+        const size_t bytes = (size_t)(slices[i].to - slices[i].from) * dtype_bytes(slices[i].dtype);
+        CheckpointSlice copy = slices[i];
+        copy.data = base_new(bytes, 1);
+        require(run, checkpoint_read(checkpoint, &copy, 1, convert, &error), &error);
+        d->copy_in(d, slices[i].data, copy.data, bytes);
+        free(copy.data);
+    }
+}
+
+static void load(Run *run, const Checkpoint *checkpoint) {
     int count;
     CheckpointSlice *slices = checkpoint_slices(&run->trainer, false, &count);
-    require(run, checkpoint_read(checkpoint, slices, count, false, &error), &error);
+    read_slices(run, checkpoint, slices, count, false);
     free(slices);
+    trainer_set_steps(&run->trainer, checkpoint->manifest.state.optimizer_steps);
     publish_parameters(&run->trainer, false);
 }
 
@@ -1138,7 +1177,7 @@ static void load_weights(Run *run) {
         const Buffer shard = full_precision(t, t->model.tensors[i].unit);
         CheckpointSlice row = checkpoint_slice(&t->zero, i, "master/", shard);
         if (manifest_tensor(&checkpoint.manifest, row.name) == NULL) row = checkpoint_slice(&t->zero, i, "", shard);
-        require(run, checkpoint_read(&checkpoint, &row, 1, true, &error), &error);
+        read_slices(run, &checkpoint, &row, 1, true);
         comm_progress(run->comm);
     }
     checkpoint_close(&checkpoint);
@@ -1311,6 +1350,15 @@ static bool prepare_plan(const Run *run, const Model *model, PlanInput *plan, Er
     return data_bytes == 0 || plan_add(plan, "data", (size_t)data_bytes, 1, error);
 }
 
+// Opens the device; nothing is allocated there yet.
+static bool prepare_device(Run *run, PlanInput *plan, Error *error) {
+    const Dtype dtype = run->options.precision == PRECISION_BF16 ? DTYPE_BF16 : DTYPE_F32;
+    Device *d = &run->device;
+    if (!devices_open(d, &run->options, run->comm, error)) return false;
+    plan->device_bytes = d->free_bytes(d);
+    return devices_check(d, &run->layout.local, dtype, error);
+}
+
 static void banner(const Run *run, const PlanInput *plan) {
     const Options *o = &run->options;
     const ModelConfig *m = &run->config;
@@ -1327,7 +1375,10 @@ static void banner(const Run *run, const PlanInput *plan) {
                run->layout.sp ? " sp" : "", mesh->pp, plan->stages, schedule_kind_names[plan->schedule.kind], mesh->dp, run->layout.zero,
                run->comm->local_size);
     }
-    printf("device  %s, %d threads, matrix products by %s, %s; %s of memory planned\n", run->trainer.device.name, omp_get_max_threads(), BUILD_BLAS,
+    const Device *d = &run->trainer.device;
+    char products[64];
+    snprintf(products, sizeof products, "%d threads, matrix products by %s", omp_get_max_threads(), BUILD_BLAS);
+    printf("device  %s, %s, %s; %s of memory planned\n", d->name, d->model[0] != '\0' ? d->model : products,
            o->precision == PRECISION_BF16 ? "bf16 with fp32 master weights" : "fp32", plan_bytes_text((double)facts.total_bytes, memory));
     if (o->train != NULL) {
         printf("data    %lld tokens in %lld file%s, %.4g epochs of %lld sequences\n", (long long)run->train_set.tokens,
@@ -1342,25 +1393,40 @@ static void gather_sample_ids(Run *run, const StepBatch *batch) {
     comm_all_gather(run->trainer.groups[LAYOUT_DP], run->sample_ids, batch->sample_ids, batch->sequences, COMM_I64);
 }
 
-// The record of a step; a step that was skipped is told, and after --bad-steps in a row the run ends.
-static void record_step(Run *run, const StepBatch *batch, const StepState *result, int64_t tokens, double ms) {
-    const Options *o = &run->options;
-    Error error = {0};
+// Opens the record of a step that was begun at started_ms.
+static void open_record(Run *run, const StepBatch *batch, int64_t tokens, double started_ms) {
     run->step++;
     run->tokens += tokens;
-    time_step(&run->saving, ms);
-    if (o->log_samples) gather_sample_ids(run, batch);
-    const StepRecord record = {.step = run->step,
-                               .loss = result->loss_sum,
-                               .grad_norm = result->grad_norm,
-                               .lr = result->lr,
-                               .tokens = tokens,
-                               .ms = ms,
-                               .samples = run->sample_ids,
-                               .sample_count = o->global_batch};
-    require(run, !is_first(run) || monitor_step(&run->monitor, &record, &error), &error);
-    run->skipped = result->skip ? run->skipped + 1 : 0;
-    if (!result->skip) return;
+    run->started_ms = started_ms;
+    if (run->options.log_samples) gather_sample_ids(run, batch);
+    run->record = (StepRecord){.step = run->step, .tokens = tokens, .samples = run->sample_ids, .sample_count = run->options.global_batch};
+}
+
+// Whether the result of a step is wanted before the next one begins: where it is there anyway, and by whatever comes between the two.
+static bool wants_result(const Run *run, int64_t step, const char *stop) {
+    const Options *o = &run->options;
+    return run->trainer.device.on_host || stop != NULL || step == o->steps || o->log_samples || due(o->val_every, step) ||
+           due(o->sample_every, step) || run->saving.save.comm != NULL || save_due(run, step);
+}
+
+// Waits for the result of the step whose record is open, if one is, and logs it. A step that was skipped is told, and after --bad-steps in a row
+// the run ends.
+static void close_record(Run *run) {
+    const Options *o = &run->options;
+    Error error = {0};
+    StepRecord *record = &run->record;
+    if (record->step == 0) return;
+    const int64_t step = record->step;
+    const StepState result = step_result(&run->trainer, step);
+    const double now_ms = clock_ms();
+    record->loss = result.loss_sum, record->grad_norm = result.grad_norm, record->lr = result.lr;
+    record->ms = now_ms - fmax(run->started_ms, run->recorded_ms); // a step that was begun early has waited for the one before
+    run->recorded_ms = now_ms;
+    time_step(&run->saving, record->ms);
+    require(run, !is_first(run) || monitor_step(&run->monitor, record, &error), &error);
+    record->step = 0;
+    run->skipped = result.skip ? run->skipped + 1 : 0;
+    if (!result.skip) return;
     if (is_first(run)) {
         MonitorJson *event = monitor_event_begin(&run->monitor, "skipped");
         monitor_put_int(event, "in_a_row", run->skipped);
@@ -1368,7 +1434,7 @@ static void record_step(Run *run, const StepBatch *batch, const StepState *resul
     }
     if (run->skipped >= o->bad_steps) {
         fail(&error, CODE_NUMERIC, "step %lld: loss %g, gradient norm %g: %lld steps in a row were not finite and were skipped (lower --lr?)",
-             (long long)run->step, result->loss_sum, result->grad_norm, (long long)run->skipped);
+             (long long)step, result.loss_sum, result.grad_norm, (long long)run->skipped);
         end_with(run, &error);
     }
 }
@@ -1467,18 +1533,16 @@ static void begin(Run *run, const Model *model, Checkpoint *checkpoint, const Pl
     const Options *o = &run->options;
     Trainer *t = &run->trainer;
     Error error = {0};
-    const int64_t optimizer_steps = t->optimizer_steps;
-    trainer_create(t, o, &run->config, run->comm);
-    t->optimizer_steps = optimizer_steps;
+    trainer_create(t, o, &run->config, run->comm, run->device);
     trainer_init_parameters(t);
     if (checkpoint != NULL) load(run, checkpoint), checkpoint_close(checkpoint);
     if (checkpoint == NULL && o->init_from != NULL) load_weights(run);
     if (o->log_samples) run->sample_ids = base_new((size_t)o->global_batch, sizeof *run->sample_ids);
-    t->peak_flops = t->device.matmul_rate(&t->device, t->dtype);
+    const double peak_flops = t->device.peak_flops(&t->device, t->dtype);
     // A run that only looks (--steps 0) at an existing checkpoint leaves its log alone.
     const char *log = checkpoint != NULL && o->steps == 0 ? NULL : o->out;
     require_all(run, !is_first(run) || monitor_open(&run->monitor, log, o->steps, checkpoint != NULL, run->step, &error), &error);
-    monitor_rates(&run->monitor, model_flops_per_token(model, o->seq), t->peak_flops * run->comm->size);
+    monitor_rates(&run->monitor, model_flops_per_token(model, o->seq), peak_flops * run->comm->size);
     if (run->comm->mpi) run->monitor.terminal = false; // a launcher's pipe, even where it looks like a terminal
     if (log != NULL && is_first(run)) require(run, monitor_run_json(log, argc, argv, o, &run->config, model_parameters(model), &error), &error);
     if (is_first(run)) banner(run, plan);
@@ -1515,7 +1579,7 @@ static bool check(Run *run, Model *model, PlanInput *plan, Checkpoint *checkpoin
     require_all(run, prepare_plan(run, model, plan, &error), &error);
     if (o->dry_run && is_first(run)) plan_print(stdout, plan);
     if (o->dry_run) return false;
-    require_all(run, plan_fits(plan, &error), &error);
+    require_all(run, prepare_device(run, plan, &error) && plan_fits(plan, &error), &error);
     return true;
 }
 
@@ -1570,12 +1634,14 @@ int main(int argc, char **argv) {
         count_step(&run, -1);
         step_begin(t, step);
         accumulate_gradients(t, batch);
-        const StepState result = step_end(t);
+        step_end(t, step);
+        close_record(&run); // of the step before, where the device was still at it
         int64_t tokens = batch->tokens;
         stop = agree_on_stop(&run, o->out, &tokens);
         count_step(&run, 1);
         if (step == 1) dump_gradients(&run); // the update has left them as they were
-        record_step(&run, batch, &result, tokens, clock_ms() - started);
+        open_record(&run, batch, tokens, started);
+        if (wants_result(&run, step, stop)) close_record(&run);
         write_trace(&run, stop != NULL);
 
         const bool last = step == o->steps;

@@ -56,8 +56,8 @@ typedef struct {
     double grad_norm;        // set by step_decide
     double lr;               // set by the host before the step
     double clip_coefficient; // min(1, clip/(norm + 1e-6)), set by step_decide
-    int64_t optimizer_steps; // updates applied; a skipped step does not count
     int64_t skip;            // 1: loss or norm is not finite; the update changes nothing
+    int64_t optimizer_steps; // updates applied; a skipped step does not count. Stays from step to step, the others begin anew
 } StepState;
 
 // A run of elements of a flat buffer that share their treatment. Segments are sorted and do not overlap; gaps are padding.
@@ -70,11 +70,16 @@ typedef struct {
     double beta1, beta2, eps, weight_decay;
 } AdamW;
 
+enum { DEVICE_SLOTS = 2 };
+
 typedef struct Device Device;
 struct Device {
     const char *name;
-    void *state; // the implementation's own
+    char model[64]; // what the machine calls it; "" for the CPU
+    bool on_host;   // its memory is the host's, which reads and writes it like its own
+    void *state;    // the implementation's own
 
+    void (*close)(Device *device);
     // --- memory (bytes); alloc returns zeroed, 64-byte aligned memory or dies; copies are ordered with ops
     void *(*alloc)(Device *device, size_t bytes);
     void (*release)(Device *device, void *pointer);
@@ -82,8 +87,22 @@ struct Device {
     void (*copy_out)(Device *device, void *to_host, const void *from_device, size_t bytes);
     void (*zero)(Device *device, void *pointer, size_t bytes);
     void (*synchronize)(Device *device);
-    // Rate of a large matrix product in this dtype, FLOP/s, measured now (some ten milliseconds): the unit of MFU.
+    // Reads that are waited for later, so that the device is never idle: host_alloc's memory at `to` holds what device memory held in the order of
+    // ops once copy_out_finish of the same slot (below DEVICE_SLOTS) has returned
+    void *(*host_alloc)(Device *device, size_t bytes);
+    void (*host_release)(Device *device, void *pointer);
+    void (*copy_out_start)(Device *device, int slot, void *to, const void *from_device, size_t bytes);
+    void (*copy_out_finish)(Device *device, int slot);
+    // Rate of a large matrix product in this dtype, FLOP/s, measured now (some ten milliseconds)
     double (*matmul_rate)(Device *device, Dtype dtype);
+    // What MFU is a share of, FLOP/s: the maker's figure for dense matrix products in this dtype; on the CPU matmul_rate. 0: unknown
+    double (*peak_flops)(Device *device, Dtype dtype);
+    // Bytes that can still be allocated; 0: unknown
+    double (*free_bytes)(Device *device);
+    // Kernels started so far; -1: it has none
+    int64_t (*kernel_launches)(Device *device);
+    // Why it cannot compute attention of this shape, or NULL
+    const char *(*refuses)(Device *device, Dtype dtype, AttentionShape shape);
 
     // --- casts: to (n) = from (n), any mix of F32 and BF16
     void (*cast)(Device *device, Buffer to, Buffer from, int64_t n);

@@ -9,6 +9,15 @@
 #include <stddef.h>      // offsetof
 #include <strings.h>     // strcasecmp
 
+// What the program was built with.
+#ifdef USE_CUDA
+#define OPTIONS_DEVICE "cuda"
+#define OPTIONS_DEVICES "cpu|cuda"
+#else
+#define OPTIONS_DEVICE "cpu"
+#define OPTIONS_DEVICES "cpu"
+#endif
+
 // X(kind, field, flag, default, minimum, maximum or choices, help)
 //   INT    int64_t field   decimal integer in [minimum, maximum]
 //   AUTO   int64_t field   the same, or 'auto': OPTIONS_AUTO
@@ -24,7 +33,7 @@
     X(BARE, version, "version", "", 0, 0, "print version and libraries and exit")                                                                  \
     X(TEXT, config, "config", "", 1, 4096, "read flags from FILE: a line each, 'name value' or 'name = value', # starts a comment")                \
     X(TEXT, out, "out", "", 1, 4096, "directory for log.jsonl, run.json and checkpoints (none: nothing is written)")                               \
-    X(CHOICE, device, "device", "cpu", 0, "cpu", "where to compute")                                                                               \
+    X(CHOICE, device, "device", OPTIONS_DEVICE, 0, OPTIONS_DEVICES, "where to compute: on GPUs every rank of a host takes one")                    \
     X(INT, seed, "seed", "1337", 0, 9007199254740992., "seed of initialisation, data order, dropout and sampling")                                 \
     X(INT, steps, "steps", "1000", 0, 1e12, "optimizer steps in total; 0 only validates and samples")                                              \
     X(TEXT, resume, "resume", "no", 1, 4096,                                                                                                       \
@@ -142,6 +151,7 @@ enum { ACTIVATION_GELU, ACTIVATION_SWIGLU };
 enum { BIAS_OFF, BIAS_ON, BIAS_QKV };
 enum { PACK_NONE, PACK_VARLEN, PACK_FIT };
 enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_WSD, SCHEDULE_CONSTANT };
+enum { DEVICE_CPU, DEVICE_CUDA };
 enum { PRECISION_FP32, PRECISION_BF16 };
 enum { GRAD_REDUCE_FP32, GRAD_REDUCE_BF16 };
 

@@ -8,11 +8,13 @@
 #include "llmc/model.h"       // Model, model_flops_per_token
 #include "llmc/plan_comm.h"   // PlanComm, plan_comm
 #include "llmc/plan_layout.h" // PlanMemory, plan_memory
+#include <math.h>             // fmax
 
 enum { PLAN_ROWS = 24, PLAN_COLUMNS = 4, PLAN_WARNINGS = 12, PLAN_WARNING_BYTES = 256 };
 
 typedef struct {
     const char *name;
+    bool host; // host memory, also where the device has its own
     size_t bytes[PLAN_COLUMNS];
 } PlanRow;
 
@@ -43,6 +45,8 @@ typedef struct {
     int64_t train_samples; // sequences in an epoch; 0 = no data given
     double rate_flops;     // FLOP/s of a large matrix product on this machine; 0 = not measured
     double machine_bytes;  // memory of this machine; 0 = unknown
+    double device_bytes;   // free memory of this rank's device; 0 = unknown
+    bool device_memory;    // the device has memory of its own
 } PlanInput;
 
 typedef struct {
@@ -53,7 +57,8 @@ typedef struct {
     double flops_per_token, total_flops;
     double bubble;         // share of a step in which a stage has nothing to do
     size_t total_bytes;    // of the largest rank
-    double machine_needed; // bytes of all ranks of this machine
+    double machine_needed; // bytes of this machine's memory for all its ranks
+    size_t device_needed;  // bytes of a device's own memory
 } PlanFacts;
 
 static inline size_t plan_column_bytes(const PlanInput *plan, int column) {
@@ -62,10 +67,17 @@ static inline size_t plan_column_bytes(const PlanInput *plan, int column) {
     return total;
 }
 
-// Adds a category of `count` elements of `element_bytes` to every rank; an absurd size is an error, not a wrapped number.
+// Of that, host memory.
+static inline size_t plan_column_host_bytes_(const PlanInput *plan, int column) {
+    size_t total = 0;
+    for (int i = 0; i < plan->row_count; i++) total += plan->rows[i].host || !plan->device_memory ? plan->rows[i].bytes[column] : 0;
+    return total;
+}
+
+// Adds a category of `count` elements of `element_bytes` of host memory to every rank; an absurd size is an error, not a wrapped number.
 static inline bool plan_add(PlanInput *plan, const char *name, size_t count, size_t element_bytes, Error *error) {
     size_t bytes, total;
-    PlanRow row = {.name = name};
+    PlanRow row = {.name = name, .host = true};
     for (int c = 0; c < PLAN_COLUMNS; c++) {
         if (!size_multiply(count, element_bytes, &bytes) || !size_add(plan_column_bytes(plan, c), bytes, &total) || total > SIZE_MAX / 2) {
             return fail(error, CODE_USAGE, "%s: %zu x %zu bytes are more than any machine holds (smaller --micro-batch, --seq or model)", name,
@@ -112,7 +124,10 @@ static inline bool plan_column_(PlanInput *plan, const Layout *layout, const Zer
     const Layout view = plan_layout_at(layout, stage);
     if (!plan_memory(&memory, plan->model, &view, config, plan->micro_batch, plan->seq, &plan->schedule, error)) return false;
     plan->columns[column] = (PlanColumn){stage, plan_comm(plan->model, &view, config, plan->micro_batch, plan->seq, &plan->schedule)};
-    for (int i = 0; i < PLAN_CATEGORIES; i++) plan->rows[i].name = plan_category_names[i], plan->rows[i].bytes[column] = memory.bytes[i];
+    for (int i = 0; i < PLAN_CATEGORIES; i++) {
+        plan->rows[i].name = plan_category_names[i], plan->rows[i].bytes[column] = memory.bytes[i];
+        plan->rows[i].host = i == PLAN_SNAPSHOT;
+    }
     return plan_memory_total(&memory, &total, error);
 }
 
@@ -162,6 +177,7 @@ static inline bool plan_create(PlanInput *plan, const Model *model, const Option
     const int rank = mesh_create(world, 0, (int)o->tp, 1, (int)o->pp, 1, &mesh, &(Error){0}) ? mesh.tp - 1 : 0;
     if (!layout_create(&layout, &model->config, o, world, rank, error)) return false;
     plan->local_ranks = world == 1 ? 1 : 0;
+    plan->device_memory = o->device != DEVICE_CPU;
     plan->global_batch = layout_global_batch(&layout, o);
     plan->mesh = layout.mesh, plan->sp = layout.sp;
     plan->zero = layout.zero, plan->shards = layout.shards, plan->replicas = layout.replicas;
@@ -194,10 +210,11 @@ static inline PlanFacts plan_facts(const PlanInput *plan) {
     f.flops_per_token = model_flops_per_token(plan->model, plan->seq);
     f.total_flops = f.flops_per_token * f.total_tokens;
     for (int c = 0; c < (int)max_i64(plan->column_count, 1); c++) {
-        const size_t bytes = plan_column_bytes(plan, c);
+        const size_t bytes = plan_column_bytes(plan, c), host = plan_column_host_bytes_(plan, c);
         if (bytes > f.total_bytes) f.total_bytes = bytes;
+        if (bytes - host > f.device_needed) f.device_needed = bytes - host;
+        f.machine_needed = fmax(f.machine_needed, (double)host * plan->local_ranks);
     }
-    f.machine_needed = (double)f.total_bytes * plan->local_ranks;
     f.bubble = plan->schedule.stages > 1 ? plan_bubble(&plan->schedule) : 0;
     return f;
 }
@@ -244,7 +261,13 @@ static inline const char *plan_memory_text_(const PlanInput *plan, const PlanFac
 // Refuses a run that this machine cannot hold, before it allocates.
 static inline bool plan_fits(const PlanInput *plan, Error *error) {
     const PlanFacts facts = plan_facts(plan);
-    char text[PLAN_WARNING_BYTES];
+    char text[PLAN_WARNING_BYTES], need[32], have[32];
+    if (plan->device_bytes > 0 && (double)facts.device_needed > plan->device_bytes) {
+        return fail(error, CODE_USAGE,
+                    "memory: this run needs %s on a device, where %s are free: a smaller --micro-batch, --seq or model, %s--precision bf16",
+                    plan_bytes_text((double)facts.device_needed, need), plan_bytes_text(plan->device_bytes, have),
+                    plan->mesh.dp > 1 && plan->zero < 3 ? "a higher --zero, or " : "or ");
+    }
     if (plan->machine_bytes == 0 || facts.machine_needed <= plan->machine_bytes) return true;
     return fail(error, CODE_USAGE, "%s", plan_memory_text_(plan, &facts, text));
 }
@@ -315,6 +338,7 @@ static inline void plan_print_memory_(FILE *file, const PlanInput *plan, const P
         }
         if (!total) fputc('\n', file);
     }
+    if (plan->device_memory) fprintf(file, "\n  on the device %s", plan_bytes_text((double)f->device_needed, a));
     if (plan->local_ranks > 1) {
         fprintf(file, "\n  %d ranks of this machine, the largest of all counted: %s", plan->local_ranks, plan_bytes_text(f->machine_needed, a));
     }

@@ -46,20 +46,24 @@ static inline bool signals_block(Error *error) {
     return status == 0 || fail(error, CODE_IO, "cannot listen to signals: %s", strerror(status));
 }
 
-// NULL, or why the run should stop. OUT/stop is removed when it is honoured, so that it stops one run only.
-static inline const char *signals_stop_requested(const char *out) {
+// Why a run should stop, and the words for it.
+typedef enum { STOP_NONE, STOP_TERM, STOP_USR1, STOP_INT, STOP_FILE, STOP_FILE_STAYS, STOP_REASONS } StopReason;
+static const char *const stop_reason_names[STOP_REASONS] = {
+    NULL, "SIGTERM", "SIGUSR1", "SIGINT", "the file stop in --out", "the file stop in --out (which cannot be removed)"};
+
+// What this process was asked. OUT/stop is removed when it is honoured, so that it stops one run only.
+static inline StopReason signals_stop_requested(const char *out) {
     switch (atomic_load(&signals_stop_)) {
     case 0: break;
-    case SIGTERM: return "SIGTERM";
-    case SIGUSR1: return "SIGUSR1";
-    case SIGINT: return "SIGINT";
-    default: return "a signal";
+    case SIGTERM: return STOP_TERM;
+    case SIGUSR1: return STOP_USR1;
+    default: return STOP_INT;
     }
-    if (out == NULL) return NULL;
+    if (out == NULL) return STOP_NONE;
     char path[4096 + 8];
     snprintf(path, sizeof path, "%s/stop", out);
-    if (access(path, F_OK) != 0) return NULL;
-    return unlink(path) == 0 ? "the file stop in --out" : "the file stop in --out (which cannot be removed)";
+    if (access(path, F_OK) != 0) return STOP_NONE;
+    return unlink(path) == 0 ? STOP_FILE : STOP_FILE_STAYS;
 }
 
 #endif

@@ -31,7 +31,8 @@ typedef struct {
     bool overlap;
     bool reduce_bf16; // gradients travel in bf16
     double bucket_bytes;
-    bool snapshot; // room for a copy of what this rank saves, so that a checkpoint is written while training goes on
+    bool snapshot; // room in host memory for a copy of what this rank saves: for a checkpoint that is written while training goes on, and for all
+                   // of a device whose memory the host cannot read
 } ZeroConfig;
 
 static inline ZeroConfig zero_config(const Options *o) {
@@ -39,7 +40,7 @@ static inline ZeroConfig zero_config(const Options *o) {
                         .overlap = o->overlap,
                         .reduce_bf16 = o->grad_reduce == GRAD_REDUCE_BF16,
                         .bucket_bytes = o->bucket_mb * 1e6,
-                        .snapshot = o->out != NULL && o->steps > 0 && o->save_every != 0 && o->async_save};
+                        .snapshot = o->out != NULL && o->steps > 0 && (o->device != DEVICE_CPU || (o->save_every != 0 && o->async_save))};
 }
 
 // A place for one unit's gathered parameters or new gradients.

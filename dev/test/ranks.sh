@@ -98,7 +98,7 @@ wait_for_step "$dir/stopped"
 pkill -USR1 -n -f "^$train .*--out $dir/stopped"
 wait $launcher
 status=$?
-[ $status -eq 7 ] && [ "$(ls -d "$dir"/stopped/step_* | wc -l)" -eq 1 ]
+[ $status -eq 7 ] && [ "$(ls -d "$dir"/stopped/step_* | wc -l)" -eq 1 ] && grep -q "stopped by SIGUSR1" "$dir/stderr"
 verdict $? "SIGUSR1 to one rank: all stop, saved, exit $status"
 
 

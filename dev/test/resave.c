@@ -18,9 +18,7 @@ int main(int argc, char **argv) {
     require_all(&run, error.code == 0, &error);
     require_all(&run, !is_first(&run) || checkpoint_lock(run.options.out, &run.lock, &error), &error);
     require_all(&run, open_loaders(&run, &error), &error);
-    const int64_t optimizer_steps = run.trainer.optimizer_steps;
-    trainer_create(&run.trainer, &run.options, &run.config, run.comm);
-    run.trainer.optimizer_steps = optimizer_steps;
+    trainer_create(&run.trainer, &run.options, &run.config, run.comm, device_cpu());
     trainer_init_parameters(&run.trainer); // so that what is not loaded shows
     load(&run, &checkpoint);
     checkpoint_close(&checkpoint);

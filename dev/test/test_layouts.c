@@ -375,7 +375,7 @@ static Outcome run_case(Comm *comm, const Case *c, int global_batch, uint64_t la
     const ModelConfig config = case_model(c);
     Options options = case_options(c, global_batch, comm->size);
     options.dropout = config.dropout;
-    trainer_create(t, &options, &config, comm);
+    trainer_create(t, &options, &config, comm, device_cpu());
     const Layout *l = &t->layout;
     if (c->at[AXIS_CHUNK] > 0) t->acts.chunk = min_i64(t->acts.chunk, 20);
     check_slots(t, name);
@@ -399,7 +399,8 @@ static Outcome run_case(Comm *comm, const Case *c, int global_batch, uint64_t la
             memcpy(to, whole, (size_t)t->model.tensors[i].elements * sizeof *whole);
             free(whole);
         }
-        const StepState result = step_end(t);
+        step_end(t, step);
+        const StepState result = step_result(t, step);
         outcome.losses[step - 1] = result.loss_sum;
         outcome.norms[step - 1] = result.grad_norm;
         const Traffic after = traffic_now(t);

@@ -17,10 +17,20 @@
 #include "llmc/cpu/state.h"       // CpuState
 #include "llmc/device.h"          // Device
 
-// Fills the table; cpu_close() gives back what the libraries hold.
+static inline void cpu_close(Device *device) {
+    cpu_state_destroy(device->state);
+    device->state = NULL;
+}
+
+static inline double cpu_free_bytes(Device *device) { return (void)device, 0; } // the plan looks at the machine's memory
+static inline int64_t cpu_kernel_launches(Device *device) { return (void)device, -1; }
+static inline const char *cpu_refuses(Device *device, Dtype dtype, AttentionShape shape) { return (void)device, (void)dtype, (void)shape, NULL; }
+
+// Fills the table; close gives back what the libraries hold.
 static inline Device device_cpu(void) {
     return (Device){
         .name = "cpu",
+        .on_host = true,
         .state = cpu_state_create(),
         .alloc = cpu_alloc,
         .release = cpu_release,
@@ -28,7 +38,16 @@ static inline Device device_cpu(void) {
         .copy_out = cpu_copy_out,
         .zero = cpu_zero,
         .synchronize = cpu_synchronize,
+        .host_alloc = cpu_alloc,
+        .host_release = cpu_release,
+        .copy_out_start = cpu_copy_out_start,
+        .copy_out_finish = cpu_copy_out_finish,
+        .close = cpu_close,
         .matmul_rate = cpu_matmul_rate,
+        .peak_flops = cpu_matmul_rate,
+        .free_bytes = cpu_free_bytes,
+        .kernel_launches = cpu_kernel_launches,
+        .refuses = cpu_refuses,
         .cast = cpu_cast,
         .accumulate = cpu_accumulate,
         .embedding_forward = cpu_embedding_forward,
@@ -54,11 +73,6 @@ static inline Device device_cpu(void) {
         .step_decide = cpu_step_decide,
         .adamw = cpu_adamw,
     };
-}
-
-static inline void cpu_close(Device *device) {
-    cpu_state_destroy(device->state);
-    device->state = NULL;
 }
 
 #endif

@@ -45,4 +45,11 @@ static inline void cpu_zero(Device *device, void *pointer, size_t bytes) {
 
 static inline void cpu_synchronize(Device *device) { (void)device; }
 
+static inline void cpu_copy_out_start(Device *device, int slot, void *to, const void *from_device, size_t bytes) {
+    (void)slot;
+    cpu_copy_out(device, to, from_device, bytes);
+}
+
+static inline void cpu_copy_out_finish(Device *device, int slot) { (void)device, (void)slot; }
+
 #endif

@@ -46,9 +46,20 @@ static __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], const
 static __device__ __forceinline__ void cp_async16(void *to, const void *from, int src_bytes = 16) {
     asm volatile("cp.async.cg.shared.global [%0],[%1],16,%2;" ::"r"(smem_u32(to)), "l"(from), "r"(src_bytes) : "memory");
 }
+// The same for 4 bytes, at any address that is a multiple of 4.
+static __device__ __forceinline__ void cp_async4(void *to, const void *from, int src_bytes = 4) {
+    asm volatile("cp.async.ca.shared.global [%0],[%1],4,%2;" ::"r"(smem_u32(to)), "l"(from), "r"(src_bytes) : "memory");
+}
 static __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits until all but the newest KEEP groups have arrived; other threads see them after a barrier.
 template <int KEEP> static __device__ __forceinline__ void cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(KEEP) : "memory"); }
+
+// 2^x, relative error below 2^-22; results below 2^-126 are zero.
+static __device__ __forceinline__ float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0,%1;" : "=f"(y) : "f"(x));
+    return y;
+}
 
 #endif
 #endif

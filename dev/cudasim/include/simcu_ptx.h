@@ -17,6 +17,8 @@ inline void ldmatrix_x4(uint32_t (&r)[4], const void* row, SIMCU_AT) {
 inline void ldmatrix_x4_trans(uint32_t (&r)[4], const void* row, SIMCU_AT) {
   simcu::LdmSlot s{r, row}; simcu::warp_collective(~0u, "ldmatrix.trans", &s, simcu::ldmatrix_done<true>, SIMCU_HERE); }
 inline void cp_async16(void* dst, const void* src, int src_bytes = 16, SIMCU_AT) { simcu::cp_async(dst, src, 16, src_bytes, SIMCU_HERE); }
+inline void cp_async4(void* dst, const void* src, int src_bytes = 4, SIMCU_AT) { simcu::cp_async(dst, src, 4, src_bytes, SIMCU_HERE); }
+inline float exp2_fast(float x) { return exp2f(x); }
 inline void cp_async_commit() { simcu::cp_async_commit(); }
 template <int KEEP> void cp_async_wait() { simcu::cp_async_wait(KEEP); }
 

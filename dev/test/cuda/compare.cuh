@@ -118,10 +118,10 @@ static inline void compare_record(Compare *t, const std::string &what, double er
     row.failed += bad;
 }
 
-// Compares (n) elements: in fp32 the largest difference over the largest reference against `bound`; in bf16 the largest difference over the largest
-// rounding error of the reference (and the fp32 bound) against `factor`.
-static inline void compare(Compare *t, const char *what, const Both &got, double bound, double factor = 2) {
-    const std::vector<float> want = compare_read(t, 0, got.at[0], got.n), have = compare_read(t, 1, got.at[1], got.n);
+// Compares what the CUDA device has, stored as dtype, with what the CPU device wants: in fp32 the largest difference over the largest reference against
+// `bound`; in bf16 the largest difference over the largest rounding error of the reference (and the fp32 bound) against `factor`.
+static inline void compare_values(Compare *t, const char *what, const std::vector<float> &want, const std::vector<float> &have, Dtype dtype, double bound,
+                                  double factor = 2) {
     double difference = 0, rounding = 0, size = 0;
     for (size_t i = 0; i < want.size(); i++) {
         const double d = fabs((double)have[i] - want[i]), r = fabs((double)compare_round(DTYPE_BF16, want[i]) - want[i]);
@@ -132,11 +132,16 @@ static inline void compare(Compare *t, const char *what, const Both &got, double
         if (std::isnan(difference)) break;
     }
     if (size == 0) size = 1;
-    if (got.at[1].dtype == DTYPE_BF16) {
+    if (dtype == DTYPE_BF16) {
         compare_record(t, std::string(what) + " bf16", difference == 0 ? 0 : difference / (rounding + bound * size), factor);
     } else {
         compare_record(t, std::string(what) + " fp32", difference / size, bound);
     }
+}
+
+// Compares (n) elements of both devices.
+static inline void compare(Compare *t, const char *what, const Both &got, double bound, double factor = 2) {
+    compare_values(t, what, compare_read(t, 0, got.at[0], got.n), compare_read(t, 1, got.at[1], got.n), got.at[1].dtype, bound, factor);
 }
 
 // Gives back the buffers of a case.
