@@ -1,6 +1,6 @@
 # train_gpt: `make` builds the trainer and the tokenizer, `make help` lists the rest.
 # BLAS=dnnl|openblas|none chooses the matrix product (default: the first that is installed, in this order).
-# NO_MPI=1 leaves MPI out, also where it is installed: one rank only.
+# NO_MPI=1 leaves MPI out, also where it is installed: one rank only. NO_NCCL=1 leaves NCCL out: one GPU only.
 
 CC ?= gcc
 CLANG ?= clang
@@ -138,14 +138,19 @@ NVCC ?= $(CUDA)/bin/nvcc
 CUDA_ARCH ?= 80 90a
 CU_SOURCES := train_gpt.cu $(wildcard llmc/cuda/*.cuh llmc/cuda/*.h)
 CU_TESTS := test_gpt.cu $(wildcard dev/test/cuda/*.cuh dev/test/cuda/*.h)
-NVCC_FLAGS := -std=c++17 -O3 -lineinfo -I. --threads 2 $(foreach a,$(CUDA_ARCH),-gencode arch=compute_$(a),code=sm_$(a)) -Xcompiler -Wall,-Wextra,-Wno-unused-function $(if $(filter true,$(CI)),-Werror all-warnings -Xcompiler -Werror)
+# without ranks there is nobody to communicate with
+ifeq ($(filter-out 0,$(NO_NCCL)),)
+HAVE_NCCL := $(if $(HAVE_MPI),$(call has,nccl.h,-I$(CUDA)/include))
+endif
+NCCL_DEFINE := $(if $(HAVE_NCCL),-DUSE_NCCL)
+NVCC_FLAGS := $(NCCL_DEFINE) -std=c++17 -O3 -lineinfo -I. --threads 2 $(foreach a,$(CUDA_ARCH),-gencode arch=compute_$(a),code=sm_$(a)) -Xcompiler -Wall,-Wextra,-Wno-unused-function $(if $(filter true,$(CI)),-Werror all-warnings -Xcompiler -Werror)
 # the simulator itself is never instrumented: it checks ranges and races by itself
 SIM_HEADERS := $(wildcard dev/cudasim/*.h dev/cudasim/include/*.h)
-SIM_NAMES := $(filter-out simcu_race $(if $(HAVE_MPI),,simnccl simnccl_ops),$(patsubst dev/cudasim/%.cc,%,$(wildcard dev/cudasim/*.cc)))
+SIM_NAMES := $(filter-out simcu_race $(if $(HAVE_NCCL),,simnccl simnccl_ops),$(patsubst dev/cudasim/%.cc,%,$(wildcard dev/cudasim/*.cc)))
 SIM_FORMED := simcu_settings simcu_fiber simcu_launch simcu_memory # compiled for every form; the others serve all
 SIM_INCLUDES := -I. -Idev/cudasim/include -isystem $(CUDA)/include -DOMPI_SKIP_MPICXX $(patsubst -I%,-isystem %,$(MPI_FLAGS))
 SIM_WARN := -Wall -Wextra -Wno-unknown-pragmas -Wno-unused-parameter -Wno-unused-function $(if $(filter true,$(CI)),-Werror)
-SIM_KERNELS := -std=c++17 -g -x c++ -fno-strict-aliasing -fstack-clash-protection $(SIM_WARN) $(SIM_INCLUDES)
+SIM_KERNELS := $(NCCL_DEFINE) -std=c++17 -g -x c++ -fno-strict-aliasing -fstack-clash-protection $(SIM_WARN) $(SIM_INCLUDES)
 SIM_RUNTIME := -std=c++17 -O2 -g $(SIM_WARN) -Wno-cast-function-type $(SIM_INCLUDES)
 SIM_fast := -O2
 SIM_asan := -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
@@ -207,6 +212,17 @@ endef
 $(eval $(call SIM_TRAIN,fast,))
 $(eval $(call SIM_TRAIN,asan,_asan))
 $(eval $(call SIM_TRAIN,race,_race))
+# collectives on device memory, from C, on the simulated device (dev/test/comm_cuda.sh)
+$(BUILD)/test_comm_cuda.o: dev/test/cuda/test_comm_cuda.c $(HEADERS) llmc/cuda/device.h Makefile
+	@mkdir -p $(BUILD)
+	$(COMPILE) -c $< -o $@
+define SIM_COMM_TEST
+$(BUILD)/test_comm_cuda$(2): $(BUILD)/test_comm_cuda.o $(BUILD)/sim/train_gpt.cu.$(1).o $(call sim_objects,$(1))
+	g++ $(SIM_LINK_$(1)) $$^ $(SIM_LIBS) -o $$@
+endef
+$(eval $(call SIM_COMM_TEST,fast,))
+$(eval $(call SIM_COMM_TEST,asan,_asan))
+$(eval $(call SIM_COMM_TEST,race,_race))
 sim: test_gptcu_sim train_gptcu_sim
 # By nvcc; the assembler's report of registers and spills is kept (dev/gpu/ptxas.sh).
 CU_LINK = -Xcompiler -fopenmp $(filter-out -Wl%,$(LIBS)) -lcublasLt $(if $(HAVE_NCCL),-lnccl)

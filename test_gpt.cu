@@ -1,22 +1,42 @@
-// test_gpt.cu: every op of the CUDA device against the CPU device, in one process, on the same inputs. Prints a table of the worst errors; the exit code
-// says whether all are within their bounds. Runs on a GPU (make test_gptcu) and on the simulated device (make test_gptcu_sim).
+// test_gpt.cu: every op of the CUDA device against the CPU device, in one process, on the same inputs. Prints a table of the worst errors; the exit
+// code says whether all are within their bounds. Runs on a GPU (make test_gptcu) and on the simulated device (make test_gptcu_sim).
 //
 // usage: test_gptcu [WORD]   only the families whose name contains WORD
-#include "dev/test/cuda/compare.cuh"   // Compare
-#include "dev/test/cuda/cpu_device.h"  // cpu_device_open
-#include "dev/test/cuda/test_attention.cuh" // test_attention
-#include "dev/test/cuda/test_cast.cuh" // test_cast
-#include "dev/test/cuda/test_norm.cuh" // test_norm
-#include "llmc/cuda/device.h"          // device_cuda
+#include "dev/test/cuda/compare.cuh"          // Compare
+#include "dev/test/cuda/cpu_device.h"         // cpu_device_open
+#include "dev/test/cuda/test_adamw.cuh"       // test_adamw
+#include "dev/test/cuda/test_algorithms.cuh"  // test_algorithms
+#include "dev/test/cuda/test_attention.cuh"   // test_attention
+#include "dev/test/cuda/test_cast.cuh"        // test_cast
+#include "dev/test/cuda/test_classifier.cuh"  // test_classifier
+#include "dev/test/cuda/test_dropout.cuh"     // test_dropout
+#include "dev/test/cuda/test_embedding.cuh"   // test_embedding
+#include "dev/test/cuda/test_global_norm.cuh" // test_global_norm
+#include "dev/test/cuda/test_matmul.cuh"      // test_matmul
+#include "dev/test/cuda/test_memory.cuh"      // test_memory
+#include "dev/test/cuda/test_mlp.cuh"         // test_mlp
+#include "dev/test/cuda/test_norm.cuh"        // test_norm
+#include "dev/test/cuda/test_rope.cuh"        // test_rope
+#include "llmc/cuda/device.h"                 // device_cuda
 
 struct Family {
     const char *name;
     void (*test)(Compare *);
 };
 static const Family families[] = {
-    {"attention", test_attention},
-    {"cast", test_cast},
+    {"adamw", test_adamw},           //
+    {"algorithms", test_algorithms}, //
+    {"attention", test_attention},   //
+    {"cast", test_cast},             //
+    {"classifier", test_classifier}, //
+    {"dropout", test_dropout},       //
+    {"embedding", test_embedding},   //
+    {"global_norm", test_global_norm},
+    {"matmul", test_matmul},
+    {"memory", test_memory},
+    {"mlp", test_mlp},
     {"norm", test_norm},
+    {"rope", test_rope},
 };
 
 int main(int argc, char **argv) {
@@ -30,6 +50,6 @@ int main(int argc, char **argv) {
     }
     const bool good = compare_report(&t);
     cuda.close(&cuda);
-    cpu_device_close(&cpu);
+    cpu.close(&cpu);
     return good ? 0 : 1;
 }

@@ -135,8 +135,8 @@ static void create_groups(Trainer *t) {
         t->groups[g] = comm_group(t->comm, members, count, layout_group_names[g]);
     }
     const int stages = layout_members(&t->layout, LAYOUT_PP, members);
-    t->downstream = comm_group(t->comm, members, stages, "pp downstream");
-    t->upstream = comm_group(t->comm, members, stages, "pp upstream");
+    t->downstream = comm_pipe(t->comm, members, stages, 1, "pp downstream");
+    t->upstream = comm_pipe(t->comm, members, stages, -1, "pp upstream");
     free(members);
 }
 
@@ -186,6 +186,7 @@ static void trainer_create(Trainer *t, const Options *options, const ModelConfig
     if (!layout_create(&t->layout, config, options, comm->size, comm->rank, &error)) die_error(&error);
     const ZeroConfig sizes = zero_config(options);
     t->dtype = sizes.dtype;
+    devices_join(&t->device, comm);
     create_groups(t);
     t->zero = zero_create(&t->device, comm, t->groups, &t->model, &t->layout, &sizes);
     create_activations(t);
@@ -219,6 +220,7 @@ static void trainer_free(Trainer *t) {
     for (int g = LAYOUT_GROUPS - 1; g >= 0; g--) comm_group_free(t->groups[g]);
     layout_free(&t->layout);
     model_free(&t->model);
+    devices_leave(&t->device, t->comm);
     t->device.close(&t->device);
 }
 
@@ -1352,7 +1354,7 @@ static bool prepare_plan(const Run *run, const Model *model, PlanInput *plan, Er
 static bool prepare_device(Run *run, PlanInput *plan, Error *error) {
     const Dtype dtype = run->options.precision == PRECISION_BF16 ? DTYPE_BF16 : DTYPE_F32;
     Device *d = &run->device;
-    if (!devices_open(d, &run->options, run->comm->local_rank, error)) return false;
+    if (!devices_open(d, &run->options, run->comm, error)) return false;
     plan->device_bytes = d->free_bytes(d);
     return devices_check(d, &run->layout.local, dtype, error);
 }
@@ -1460,7 +1462,8 @@ static void record_end(Run *run, bool finished) {
     MonitorRank *ranks = base_new((size_t)size, sizeof *ranks);
     comm_all_gather(run->comm->world, ranks, &own, (int64_t)sizeof own, COMM_BYTE);
     if (is_first(run)) {
-        require(run, !finished || monitor_end(&run->monitor, t->init_hash, t->device.name, ranks, size, &error), &error);
+        const int64_t launches = run->trainer.device.kernel_launches(&run->trainer.device);
+        require(run, !finished || monitor_end(&run->monitor, t->init_hash, t->device.name, launches, ranks, size, &error), &error);
         if (finished) monitor_ranks(&run->monitor, ranks, size, run->step - run->first_step);
         require(run, monitor_close(&run->monitor, &error), &error);
     }

@@ -471,7 +471,7 @@ int main(int argc, char **argv) {
     cuda_check(cudaEventCreate(&b.stop), "cudaEventCreate");
     bench_run(&b);
     b.device.release(&b.device, b.flush);
-    device_cuda_close(&b.device);
+    b.device.close(&b.device);
     if (b.json != nullptr && fclose(b.json) != 0) {
         fprintf(stderr, "bench_cuda: cannot write %s\n", path);
         return 5;

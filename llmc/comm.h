@@ -33,105 +33,8 @@
 #ifndef LLMC_COMM_H
 #define LLMC_COMM_H
 
-#include "llmc/comm_op.h" // CommOp, comm_advance_
-#include "llmc/rng.h"     // philox
-#include <sys/statvfs.h>  // statvfs
-
-typedef CommOp *CommHandle; // NULL: nothing to wait for
-
-enum { COMM_PROGRESS = 1 << 18 }; // elements that one comm_progress works on, per operation
-
-// ----------------------------------------------------------------------------
-// Advancing and waiting
-
-// True when something moved.
-static inline bool comm_advance_all_(Comm *comm, const CommOp *awaited) {
-    bool moved = false;
-    int kept = 0;
-    for (int i = 0; i < comm->active_count; i++) {
-        CommOp *op = comm->active[i];
-        if (comm->late != 0 && op != awaited && philox(rng_key(comm->late, RNG_TEST), comm->late_draws++, (uint64_t)comm->rank).x[0] % 2 == 0) {
-            comm->active[kept++] = op; // refused
-            continue;
-        }
-        if (comm_advance_(op, op == awaited ? INT64_MAX : COMM_PROGRESS)) moved = true;
-        if (op->stage != COMM_COMPLETE) comm->active[kept++] = op;
-    }
-    comm->active_count = kept;
-    if (moved) comm_alive_(comm);
-    return moved;
-}
-
-// Advances what was started, without waiting; cheap when nothing can advance. Call it between ops. Also a sign of life.
-static inline void comm_progress(Comm *comm) {
-    comm_alive_(comm);
-    (void)comm_advance_all_(comm, NULL); // what moved does not matter here
-}
-
-// The bytes of in that out does not cover, compared with the copy taken at the start.
-static inline bool comm_unchanged_(const CommOp *op) {
-    const char *in = op->user_in, *out = op->user_out;
-    for (size_t i = 0; i < op->in_bytes; i++) {
-        const bool covered = op->kind != COMM_ALL_GATHER && in + i >= out && in + i < out + op->out_bytes;
-        if (!covered && in[i] != ((const char *)op->late_in)[i]) return false;
-    }
-    for (size_t i = 0; i < op->out_bytes; i++) {
-        const bool covered = op->kind == COMM_ALL_GATHER && out + i >= in && out + i < in + op->in_bytes;
-        if (!covered && (unsigned char)out[i] != 0xff) return false;
-    }
-    return true;
-}
-
-static inline void comm_deliver_(CommHandle *handle) {
-    CommOp *op = *handle;
-    Comm *comm = op->group->comm;
-    if (op->late_in != NULL) {
-        if (!comm_unchanged_(op)) {
-            comm_abort(comm, CODE_COMM, "%s on %s: a buffer was written between start and wait", comm_kind_names[op->kind], op->group->name);
-        }
-        if (op->out_bytes > 0) memcpy(op->user_out, op->late_out, op->out_bytes);
-        free(op->late_out);
-        free(op->late_in);
-    }
-    if (comm->spare_count == comm->spare_room) {
-        comm->spare_room = 2 * comm->spare_room + 16;
-        comm->spare = base_grow(comm->spare, (size_t)comm->spare_room, sizeof *comm->spare);
-    }
-    comm->spare[comm->spare_count++] = op;
-    comm->waited++;
-    *handle = NULL;
-}
-
-// Completes the operation; the handle becomes NULL.
-static inline void comm_wait(CommHandle *handle) {
-    CommOp *op = *handle;
-    if (op == NULL) return;
-    Comm *comm = op->group->comm;
-    CommWatch *watch = &comm->watch;
-    comm_alive_(comm);
-    comm->awaited = op;
-    atomic_store(&watch->missing, op->kind == COMM_SEND || op->kind == COMM_RECV ? op->group->members[op->peer] : -1);
-    atomic_store(&watch->kind, (int)op->kind);
-    atomic_store(&watch->group, op->group);
-    while (op->stage != COMM_COMPLETE) {
-        comm_waiting_(comm, !comm_advance_all_(comm, op)); // what got ready for work is worked on in the next turn
-        if (op->stage != COMM_COMPLETE) sched_yield();
-    }
-    comm_waiting_(comm, false);
-    atomic_store(&watch->group, NULL);
-    comm->awaited = NULL;
-    comm_deliver_(handle);
-}
-
-// Like comm_wait when the operation is complete or completes now; otherwise false.
-static inline bool comm_test(CommHandle *handle) {
-    CommOp *op = *handle;
-    if (op == NULL) return true;
-    if (op->stage != COMM_COMPLETE) comm_progress(op->group->comm);
-    if (op->stage != COMM_COMPLETE) return false;
-    comm_deliver_(handle);
-    return true;
-}
+#include "llmc/comm_wait.h" // CommHandle, comm_wait, comm_test, comm_progress
+#include <sys/statvfs.h>    // statvfs
 
 // ----------------------------------------------------------------------------
 // Starting. Counts are elements. The plain names start and wait.
@@ -152,25 +55,26 @@ static inline CommOp *comm_new_(CommGroup *group, CommKind kind, void *out, cons
     return op;
 }
 
+// Device memory goes the device's way; a barrier has none.
+static inline bool comm_on_device_(const CommOp *op) {
+    Comm *comm = op->group->comm;
+    const CommDevice *device = &comm->device;
+    if (device->state == NULL) return false;
+    const bool in = op->in != NULL && device->owns(device->state, op->in), out = op->out != NULL && device->owns(device->state, op->out);
+    if (op->in != NULL && op->out != NULL && in != out) {
+        comm_abort(comm, CODE_COMM, "%s on %s: the input is %s memory, the output %s memory", comm_kind_names[op->kind], op->group->name,
+                   in ? "device" : "host", out ? "device" : "host");
+    }
+    return in || out;
+}
+
 // From here the operation moves by itself. counted_bytes: as defined above.
 static inline CommHandle comm_start_(CommOp *op, size_t in_bytes, size_t out_bytes, size_t counted_bytes) {
     CommGroup *group = op->group;
     Comm *comm = group->comm;
     op->in_bytes = in_bytes, op->out_bytes = out_bytes;
-    if (comm->late != 0) {
-        // Works on copies, in one buffer where the user's is one.
-        const bool one_buffer = op->kind == COMM_ALL_REDUCE || (op->kind == COMM_BROADCAST && out_bytes > 0);
-        const char *in = op->in, *out = op->out;
-        op->user_in = op->in, op->user_out = op->out;
-        op->late_in = base_alloc_raw(in_bytes), op->late_out = base_alloc_raw(out_bytes);
-        if (in_bytes > 0) memcpy(op->late_in, op->in, in_bytes);
-        if (one_buffer) memcpy(op->late_out, op->late_in, in_bytes);
-        if (out_bytes > 0) memset(op->out, 0xff, out_bytes);
-        // The input of an all-gather may be read until the wait, also where it lies in the output.
-        if (op->kind == COMM_ALL_GATHER && in >= out && in < out + out_bytes) memcpy((char *)op->out + (in - out), op->late_in, in_bytes);
-        op->in = one_buffer ? op->late_out : op->late_in;
-        op->out = out_bytes > 0 ? op->late_out : op->late_in; // a root's broadcast sends from `out`
-    }
+    op->on_device = comm_on_device_(op);
+    if (comm->late != 0) comm_late_begin_(op);
     const bool pair = op->kind == COMM_SEND || op->kind == COMM_RECV;
     if (group->size == 1) {
         if (pair) comm_abort(comm, CODE_COMM, "%s on %s, which has one rank", comm_kind_names[op->kind], group->name);
@@ -178,9 +82,13 @@ static inline CommHandle comm_start_(CommOp *op, size_t in_bytes, size_t out_byt
     } else {
         group->counts[op->kind].calls++, comm->counts[op->kind].calls++;
         group->counts[op->kind].bytes += (int64_t)counted_bytes, comm->counts[op->kind].bytes += (int64_t)counted_bytes;
-        if (!pair) op->sequence = group->started++;
-        op->stage = COMM_ACQUIRE;
-        if (pair || !group->shared) comm_start_messages_(op);
+        if (op->on_device) {
+            comm_start_device_(op);
+        } else {
+            if (!pair) op->sequence = group->started++;
+            op->stage = COMM_ACQUIRE;
+            if (pair || !group->shared) comm_start_messages_(op);
+        }
     }
     comm->started++;
     if (comm->active_count == comm->active_room) {
@@ -307,6 +215,7 @@ static inline void comm_barrier(CommGroup *group) {
 // Calls that block inside MPI advance nothing: a rank that waits for this one's part of an operation would never come to the call.
 static inline void comm_check_idle_(Comm *comm, const char *call) {
     if (comm->active_count > 0) comm_abort(comm, CODE_COMM, "%s with %d operations in flight", call, comm->active_count);
+    comm_land_(comm);
 }
 
 #ifdef USE_MPI
@@ -351,9 +260,11 @@ static inline bool comm_segment_(Comm *comm, size_t bytes, char **own) {
 #endif
 
 // Zeroed memory, 64-byte aligned, that the other ranks of the host can reach: collectives on it need no copies. Called by all ranks of
-// a host, in the same order; sizes may differ. Plain memory where shared memory is refused or too small: slower, equal in every bit.
+// a host, in the same order; sizes may differ. Plain memory where shared memory is refused or too small: slower, equal in every bit. With a
+// device: zeroed memory of the device.
 static inline void *comm_alloc(Comm *comm, size_t bytes) {
     comm_check_idle_(comm, "comm_alloc");
+    if (comm->device.state != NULL) return comm->device.alloc(comm->device.state, bytes);
 #ifdef USE_MPI
     char *own = NULL;
     if (comm->window && comm->local_size > 1 && comm_segment_(comm, bytes, &own)) return own;
@@ -374,7 +285,10 @@ static inline void comm_release(Comm *comm, void *pointer) {
         segment->used = false;
         return;
     }
-    free(pointer);
+    if (comm->device.state != NULL && pointer != NULL && comm->device.owns(comm->device.state, pointer))
+        comm->device.release(comm->device.state, pointer);
+    else
+        free(pointer);
 }
 
 // Is this memory that others reach? For messages and tests.
@@ -390,10 +304,7 @@ static inline bool comm_is_shared(const Comm *comm, const void *pointer) {
 // ----------------------------------------------------------------------------
 // Groups, beginning and end
 
-// members: (count) ranks of the world, ascending, this one among them; the same list on each of them. NULL for no members.
-static inline CommGroup *comm_group(Comm *comm, const int *members, int count, const char *name) {
-    if (count == 0) return NULL;
-    comm_check_idle_(comm, "comm_group");
+static inline CommGroup *comm_group_host_(Comm *comm, const int *members, int count, const char *name) {
     int index = 0;
     while (index < comm->group_count && comm->groups[index] != NULL) index++;
     CommGroup *group = base_new(1, sizeof *group);
@@ -435,6 +346,79 @@ static inline CommGroup *comm_group(Comm *comm, const int *members, int count, c
     return group;
 }
 
+// members: (count) ranks of the world, ascending, this one among them; the same list on each of them. NULL for no members. With a device every rank
+// of the world makes its groups in the same order, also those of no members and of one.
+static inline CommGroup *comm_group(Comm *comm, const int *members, int count, const char *name) {
+    comm_check_idle_(comm, "comm_group");
+    CommGroup *group = count > 0 ? comm_group_host_(comm, members, count, name) : NULL;
+    if (comm->device.state == NULL || comm->size == 1) return group;
+    void *device = comm->device.split(comm->device.state, count > 1 ? members[0] : -1, group != NULL ? group->rank : 0);
+    comm_check_device_(comm);
+    if (group != NULL) group->device = device;
+    return group;
+}
+
+// Links are made in three turns, so that no rank has two in one: that of sender k in turn k % 2, the last of an odd ring in turn 2.
+enum { COMM_LINK_TURNS = 3 };
+static inline int comm_link_turn_(int sender, int size) { return size % 2 == 1 && sender == size - 1 ? 2 : sender % 2; }
+
+// A group for messages round a ring in one direction: member k sends to k + step and receives from k - step (step 1 or -1). On a device every pair
+// of neighbours has a communicator and a queue of its own, so that no message waits for one to or from another rank: a rank may wait for what it
+// receives while what it sends is on its way, in any order of starts.
+static inline CommGroup *comm_pipe(Comm *comm, const int *members, int count, int step, const char *name) {
+    CommGroup *group = comm_group(comm, members, count, name);
+    const int size = count, from = group != NULL ? (group->rank - step + size) % size : 0;
+    if (group != NULL) group->step = step;
+    for (int turn = 0; turn < COMM_LINK_TURNS && comm->device.state != NULL && comm->size > 1; turn++) {
+        const bool sends = size > 1 && comm_link_turn_(group->rank, size) == turn, receives = size > 1 && comm_link_turn_(from, size) == turn;
+        void *link = comm->device.split(comm->device.state, sends ? members[group->rank] : receives ? members[from] : -1, sends ? 0 : 1);
+        comm_check_device_(comm);
+        if (sends) group->link_out = link;
+        if (receives) group->link_in = link;
+    }
+    return group;
+}
+
+// What the device has of a group.
+static inline void comm_group_ground_(CommGroup *group) {
+    const CommDevice *device = &group->comm->device;
+    void **parts[] = {&group->device, &group->link_out, &group->link_in};
+    for (int i = 0; i < 3; i++) {
+        if (*parts[i] != NULL) device->free(device->state, *parts[i]);
+        *parts[i] = NULL;
+    }
+}
+
+// From now on device memory can be communicated and comm_alloc gives it; *device is copied. Called by all ranks, before groups are made. NULL: no
+// more; after memory was released and before the device is closed. comm_finish does it too.
+static inline void comm_set_device(Comm *comm, const CommDevice *device) {
+    comm_check_idle_(comm, "comm_set_device");
+    if (device == NULL) {
+        if (comm->device.state == NULL) return;
+        for (int i = comm->group_count - 1; i >= 0; i--) {
+            if (comm->groups[i] != NULL) comm_group_ground_(comm->groups[i]);
+        }
+        for (int i = 0; i < comm->late_block_count; i++) comm->device.release(comm->device.state, comm->late_blocks[i].data);
+        free(comm->late_blocks);
+        comm->late_blocks = NULL, comm->late_block_count = 0;
+        comm->device.set_poll(comm->device.state, NULL, NULL);
+        comm->device = (CommDevice){.state = NULL};
+        return;
+    }
+    if (comm->device.state != NULL || comm->group_count > 1) comm_abort(comm, CODE_COMM, "comm_set_device after groups were made");
+    comm->device = *device;
+    comm->device.set_poll(comm->device.state, comm_poll_, comm);
+    if (comm->size == 1) return;
+    char id[COMM_DEVICE_ID_BYTES] = {0};
+    if (comm->rank == 0) comm->device.id(comm->device.state, id);
+    comm_check_device_(comm);
+#ifdef USE_MPI
+    comm_check_(comm, MPI_Bcast(id, (int)sizeof id, MPI_BYTE, 0, MPI_COMM_WORLD), "MPI_Bcast");
+#endif
+    comm->world->device = comm->device.open(comm->device.state, id, comm->rank, comm->size);
+    comm_check_device_(comm);
+}
+
 static inline void comm_group_release_(CommGroup *group) {
 #ifdef USE_MPI
     if (group->size > 1) comm_check_(group->comm, MPI_Comm_free(&group->mpi), "MPI_Comm_free");
@@ -450,6 +434,7 @@ static inline void comm_group_release_(CommGroup *group) {
 static inline void comm_group_free(CommGroup *group) {
     if (group == NULL) return;
     comm_check_idle_(group->comm, "comm_group_free");
+    comm_group_ground_(group);
 #ifdef USE_MPI
     if (group->size > 1) comm_check_(group->comm, MPI_Barrier(group->mpi), "MPI_Barrier"); // now nobody looks at the slots
     if (group->size > 1 && group->shared) {
@@ -558,6 +543,7 @@ static inline void comm_finish(Comm *comm) {
         comm_abort(comm, CODE_COMM, "%lld operations were started and never waited for", (long long)(comm->started - comm->waited));
     }
     comm_barrier(comm->world);
+    comm_set_device(comm, NULL);
     comm_watchdog_stop_(comm);
     for (int i = 0; i < comm->group_count; i++) {
         if (comm->groups[i] != NULL) comm_group_release_(comm->groups[i]);
@@ -589,6 +575,7 @@ static inline void comm_finish(Comm *comm) {
     free(comm->groups);
     free(comm->active);
     free(comm->spare);
+    free(comm->flying);
     free(comm);
 }
 

@@ -4,7 +4,8 @@
 #define LLMC_COMM_CORE_H
 
 #include "llmc/base.h"        // die, base_new
-#include "llmc/comm_reduce.h" // CommType, CommReduce
+#include "llmc/comm_device.h" // CommDevice, CommType, CommKind
+#include "llmc/comm_reduce.h" // comm_reduce
 #include <pthread.h>          // pthread_create
 #include <sched.h>            // sched_yield
 #include <signal.h>           // pthread_sigmask
@@ -14,17 +15,6 @@
 #include <mpi.h> // MPI_Isend, MPI_Win_allocate_shared
 #endif
 
-typedef enum {
-    COMM_ALL_REDUCE,
-    COMM_REDUCE_SCATTER,
-    COMM_ALL_GATHER,
-    COMM_BROADCAST,
-    COMM_ALL_TO_ALL,
-    COMM_SEND,
-    COMM_RECV,
-    COMM_BARRIER,
-    COMM_KINDS
-} CommKind;
 static const char *const comm_kind_names[COMM_KINDS] = {"all_reduce", "reduce_scatter", "all_gather", "broadcast",
                                                         "all_to_all", "send",           "recv",       "barrier"};
 
@@ -83,13 +73,16 @@ struct CommGroup {
     CommSlot **slots; // (size) its COMM_SLOTS slots for this group
     uint64_t started; // collectives
     uint64_t opened;  // of these, those that have left POSTED
+    // on a device: the group's, and of a pipe (comm_pipe) the links to the next rank and from the one before; NULL: none
+    void *device, *link_out, *link_in;
+    int step; // of a pipe: 1 or -1; otherwise 0
     CommCount counts[COMM_KINDS];
 #ifdef USE_MPI
     MPI_Comm mpi;
 #endif
 };
 
-typedef enum { COMM_ACQUIRE, COMM_POSTED, COMM_WORK, COMM_DONE, COMM_MESSAGES, COMM_LOCAL, COMM_COMPLETE } CommStage;
+typedef enum { COMM_ACQUIRE, COMM_POSTED, COMM_WORK, COMM_DONE, COMM_MESSAGES, COMM_LOCAL, COMM_ON_DEVICE, COMM_COMPLETE } CommStage;
 
 struct CommOp {
     CommGroup *group;
@@ -103,6 +96,8 @@ struct CommOp {
     int peer, tag;                   // root, destination or source: rank in the group
     uint64_t sequence;               // collectives of the group before this one
     CommStage stage;
+    bool on_device;    // its buffers are
+    void *ticket;      // of the device; NULL: none
     int round;         // of messages
     int64_t at;        // work done
     const void **from; // (size) every rank's input
@@ -119,6 +114,13 @@ struct CommOp {
     const void *user_in;
     size_t out_bytes, in_bytes;
 };
+
+// Device memory for late completion: kept until the end, because giving it back would wait for the device.
+typedef struct {
+    void *data;
+    size_t bytes;
+    const CommOp *user; // NULL: free
+} CommLateBlock;
 
 // How long a rank has shown nothing, in time that this process ran.
 typedef struct {
@@ -166,6 +168,13 @@ struct Comm {
     CommOp **spare;        // finished, for reuse
     int spare_count, spare_room;
     int64_t started, waited; // operations
+    CommDevice device;       // state NULL: none
+    double device_checked_ms;
+    bool device_failed;
+    CommOp **flying; // waited for by the compute queue, not yet seen to be complete, in the order of the waits
+    int flying_count, flying_room;
+    CommLateBlock *late_blocks;
+    int late_block_count;
     CommCount counts[COMM_KINDS];
     CommWatch watch;
 #ifdef USE_MPI
@@ -191,7 +200,8 @@ static inline void comm_abort(Comm *comm, int code, const char *format, ...) {
 #ifdef USE_MPI
     if (comm->mpi) {
         signal(SIGALRM, SIG_DFL);
-        alarm(5); // should MPI_Abort hang, the launcher sees a killed rank
+        alarm(5);                                                        // should MPI_Abort hang, the launcher sees a killed rank
+        if (comm->device_failed) comm->device.abort(comm->device.state); // by the main thread, which has seen it
         MPI_Abort(MPI_COMM_WORLD, code);
     }
 #endif

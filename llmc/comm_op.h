@@ -3,15 +3,13 @@
 //   in one process        LOCAL
 //   in shared memory      ACQUIRE (a slot) -> POSTED (wait until all have come) -> WORK -> DONE (wait until nobody needs my memory)
 //   by messages           MESSAGES, in rounds; after POSTED where the group shares a host but some buffer is plain memory
+//   on a device           ON_DEVICE, until all of it is in the device's hands (comm_wait.h follows it further)
 #ifndef LLMC_COMM_OP_H
 #define LLMC_COMM_OP_H
 
 #include "llmc/comm_core.h" // Comm, CommGroup, CommOp
 
 static inline bool comm_reduces_(CommKind kind) { return kind == COMM_ALL_REDUCE || kind == COMM_REDUCE_SCATTER; }
-
-// The slice of a buffer that member k sums: [begin, end) of count elements, cut at cache lines.
-static inline int64_t comm_slice_(int64_t count, int size, int k) { return min_i64(count, k * round_up(ceil_div(count, size), 32)); }
 
 static inline void comm_copy_(void *to, const void *from, size_t bytes) {
     if (to == from || bytes == 0) return;
@@ -20,12 +18,47 @@ static inline void comm_copy_(void *to, const void *from, size_t bytes) {
     for (size_t b = 0; b < bytes; b += piece) memcpy((char *)to + b, (const char *)from + b, bytes - b < piece ? bytes - b : piece);
 }
 
+// How the device knows an operation.
+static inline CommCall comm_call_(const CommOp *op) {
+    const bool pair = op->kind == COMM_SEND || op->kind == COMM_RECV;
+    return (CommCall){.kind = op->kind,
+                      .type = op->type,
+                      .out_type = op->out_type,
+                      .how = op->how,
+                      .out = op->out,
+                      .in = op->in,
+                      .count = op->count,
+                      .in_counts = op->in_counts,
+                      .out_counts = op->out_counts,
+                      .peer = pair ? op->kind == COMM_SEND : op->peer}; // rank 0 of a link sends
+}
+
+static inline void comm_start_device_(CommOp *op) {
+    const CommGroup *group = op->group;
+    Comm *comm = group->comm;
+    const bool send = op->kind == COMM_SEND, receive = op->kind == COMM_RECV;
+    const int neighbour = (group->rank + (send ? group->step : -group->step) + group->size) % group->size;
+    if ((send || receive) && (group->step == 0 || op->peer != neighbour || op->tag != 0)) {
+        comm_abort(comm, CODE_COMM, "%s on %s, rank %d, tag %d: device memory travels in groups of comm_pipe, to the next rank, with tag 0",
+                   comm_kind_names[op->kind], group->name, op->peer, op->tag);
+    }
+    const CommCall call = comm_call_(op);
+    op->ticket = comm->device.start(comm->device.state, send ? group->link_out : receive ? group->link_in : group->device, &call);
+    op->stage = COMM_ON_DEVICE;
+}
+
 static inline void comm_local_(CommOp *op) {
+    op->stage = COMM_COMPLETE;
+    if (op->on_device) {
+        const CommDevice *device = &op->group->comm->device;
+        const CommCall call = comm_call_(op);
+        device->local(device->state, &call);
+        return;
+    }
     const void *const from[1] = {op->in};
     void *const to[1] = {op->out};
     if (op->kind == COMM_REDUCE_SCATTER && op->in != op->out) comm_reduce(to, 1, op->out_type, from, 1, op->type, 0, op->count, op->how);
     if (op->kind == COMM_ALL_GATHER || op->kind == COMM_ALL_TO_ALL) comm_copy_(op->out, op->in, op->in_bytes);
-    op->stage = COMM_COMPLETE;
 }
 
 // Have all members reached `value` in this counter of their slot? posted orders what is read after it, done what is overwritten.
@@ -284,6 +317,10 @@ static inline bool comm_advance_(CommOp *op, int64_t budget) {
         op->stage = COMM_COMPLETE;
         return true;
     case COMM_MESSAGES: return comm_advance_messages_(op);
+    case COMM_ON_DEVICE:
+        if (!op->group->comm->device.issued(op->group->comm->device.state, op->ticket)) return false;
+        op->stage = COMM_COMPLETE;
+        return true;
     case COMM_COMPLETE: break;
     }
     return false;

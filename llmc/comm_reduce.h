@@ -1,18 +1,11 @@
-// comm_reduce.h: element types of collectives and the sum (or maximum) of several ranks' arrays. The order of the sum is the order of
+// comm_reduce.h: the sum (or maximum) of several ranks' arrays. The order of the sum is the order of
 // the arrays, for every element by itself, so the bits do not depend on where an array is cut or which rank sums which part.
 #ifndef LLMC_COMM_REDUCE_H
 #define LLMC_COMM_REDUCE_H
 
-#include "llmc/base.h"      // min_i64
-#include "llmc/precision.h" // Dtype, bf16_to_f32
-
-typedef enum { COMM_F32, COMM_BF16, COMM_F64, COMM_I64, COMM_BYTE } CommType; // BYTE is moved, never summed
-typedef enum { COMM_SUM, COMM_MAX } CommReduce;                               // the maximum of anything and NaN is NaN; I64 sums wrap
-
-static inline size_t comm_type_bytes(CommType type) {
-    static const size_t bytes[] = {[COMM_F32] = 4, [COMM_BF16] = 2, [COMM_F64] = 8, [COMM_I64] = 8, [COMM_BYTE] = 1};
-    return bytes[type];
-}
+#include "llmc/base.h"       // min_i64
+#include "llmc/comm_types.h" // CommType, CommReduce
+#include "llmc/precision.h"  // Dtype, bf16_to_f32
 
 static inline CommType comm_type_of(Dtype dtype) { return dtype == DTYPE_BF16 ? COMM_BF16 : COMM_F32; } // F32 or BF16
 

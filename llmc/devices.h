@@ -1,33 +1,30 @@
-// devices.h: the devices that this program was built with, and the one that --device names. What a device does is in llmc/cpu and llmc/cuda.
+// devices.h: the devices that this program was built with: opens the one that --device names, and lets ranks communicate its memory. What a device
+// does is in llmc/cpu and llmc/cuda.
 #ifndef LLMC_DEVICES_H
 #define LLMC_DEVICES_H
 
 #include "llmc/base.h"    // Error, fail
+#include "llmc/comm.h"    // Comm, comm_set_device
 #include "llmc/cpu/cpu.h" // device_cpu
 #include "llmc/device.h"  // Device
 #include "llmc/model.h"   // ModelConfig
-#include "llmc/options.h" // DEVICE_CPU
+#include "llmc/options.h" // DEVICE_CUDA
 #ifdef USE_CUDA
-#include "llmc/cuda/device.h" // device_cuda, device_cuda_count
+#include "llmc/cuda/device.h" // device_cuda, device_cuda_ordinal, device_cuda_comm
 #endif
 
-// Opens the device of this rank: on GPUs each of a host's ranks has one of its own. False with the flag that cannot be met.
-static inline bool devices_open(Device *device, const Options *o, int local_rank, Error *error) {
-    (void)local_rank, (void)error;
+// Opens the device of this rank: on GPUs each of a host's ranks has one of its own. False with the reason why there is none.
+static inline bool devices_open(Device *device, const Options *o, const Comm *comm, Error *error) {
 #ifdef USE_CUDA
     if (o->device == DEVICE_CUDA) {
         char why[256];
-        const int count = device_cuda_count(why, sizeof why);
-        if (count <= 0) return fail(error, CODE_USAGE, "--device cuda: no device: %s (--device cpu computes without)", why);
-        if (local_rank >= count) {
-            return fail(error, CODE_USAGE, "--device cuda: rank %d of this host, which has %d device%s: wanted at most one rank for each",
-                        local_rank, count, count == 1 ? "" : "s");
-        }
-        *device = device_cuda(local_rank);
+        const int ordinal = device_cuda_ordinal(comm->local_rank, comm->local_size, comm->size, why, sizeof why);
+        if (ordinal < 0) return fail(error, CODE_USAGE, "--device cuda: %s (--device cpu computes without)", why);
+        *device = device_cuda(ordinal);
         return true;
     }
 #endif
-    (void)o;
+    (void)o, (void)comm, (void)error;
     *device = device_cpu();
     return true;
 }
@@ -36,6 +33,22 @@ static inline bool devices_open(Device *device, const Options *o, int local_rank
 static inline bool devices_check(Device *device, const ModelConfig *local, Dtype dtype, Error *error) {
     const char *why = device->refuses(device, dtype, (AttentionShape){local->heads, local->kv_heads, local->head_size});
     return why == NULL || fail(error, CODE_USAGE, "--device %s: %s", device->name, why);
+}
+
+// From now on comm_alloc gives the device's memory, and it can be communicated. By all ranks, before groups are made.
+static inline void devices_join(Device *device, Comm *comm) {
+    (void)comm;
+#ifdef USE_CUDA
+    if (device->on_host) return;
+    const CommDevice table = device_cuda_comm(device);
+    comm_set_device(comm, &table);
+#endif
+    (void)device;
+}
+
+// After groups and memory were given back, before the device is closed.
+static inline void devices_leave(Device *device, Comm *comm) {
+    if (!device->on_host) comm_set_device(comm, NULL);
 }
 
 #endif

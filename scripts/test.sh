@@ -99,7 +99,7 @@ check_recipes() {
 # with_cuda WHAT COMMAND...: where CUDA's compiler or headers are missing it says so and is skipped, or fails with NEED_CUDA=1.
 with_cuda() {
     local cuda=${CUDA:-/usr/local/cuda} missing=
-    [ -e "$cuda/include/cuda_runtime.h" ] && [ -e "$cuda/include/cublasLt.h" ] || missing="headers in $cuda/include"
+    [ -e "$cuda/include/cuda_runtime.h" ] && [ -e "$cuda/include/cublasLt.h" ] && [ -e "$cuda/include/nccl.h" ] || missing="headers in $cuda/include"
     [ "$1" != compiler ] || [ -x "${NVCC:-$cuda/bin/nvcc}" ] || missing="nvcc"
     shift
     [ -z "$missing" ] && { "$@"; return; }

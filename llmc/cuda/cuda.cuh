@@ -4,13 +4,15 @@
 #ifndef LLMC_CUDA_CUDA_CUH
 #define LLMC_CUDA_CUDA_CUH
 
-#include "llmc/device.h"    // Device, Buffer
-#include "llmc/precision.h" // Dtype
-#include <cstdint>          // int64_t
-#include <cstdio>           // fprintf
-#include <cstdlib>          // _Exit
-#include <cuda_bf16.h>      // __nv_bfloat16
-#include <cuda_runtime.h>   // cudaStream_t, cudaError_t
+#include "llmc/comm_device.h" // CommPoll
+#include "llmc/device.h"      // Device, Buffer
+#include "llmc/precision.h"   // Dtype
+#include <cstdint>            // int64_t
+#include <cstdio>             // fprintf
+#include <cstdlib>            // _Exit
+#include <cuda_bf16.h>        // __nv_bfloat16
+#include <cuda_runtime.h>     // cudaStream_t, cudaError_t
+#include <sched.h>            // sched_yield
 
 typedef __nv_bfloat16 bf16;
 
@@ -35,16 +37,45 @@ struct CudaDevice {
     int64_t launches;        // kernels started
     struct CublasLt *matmul; // llmc/cuda/matmul.cuh
     struct CudaCopies *copies; // llmc/cuda/memory.cuh
+    struct CudaComm *comm;     // llmc/cuda/comm.cuh
+    CommPoll poll;             // called while the host waits; nullptr: nothing to do meanwhile
+    void *poll_argument;
 };
 
 static inline CudaDevice *cuda_of(Device *device) { return (CudaDevice *)device->state; }
 
-// Memory for one op's partial results, 256-byte aligned, valid until the next call. Growing waits for the device: it happens in a run's first step only.
+static inline bool cuda_event_done(cudaEvent_t event) {
+    const cudaError_t state = cudaEventQuery(event);
+    if (state != cudaErrorNotReady) cuda_check(state, "cudaEventQuery");
+    return state == cudaSuccess;
+}
+
+// The host waits for what was enqueued on a stream, or for an event: the only ways to do it, because what the device waits for may be another rank's.
+// Meanwhile communication goes on, and a rank that is lost is seen.
+template <class Query> static inline void cuda_poll_(CudaDevice *device, Query query) {
+    bool polled = false;
+    for (; device->poll != nullptr; polled = true) {
+        if (query() != cudaErrorNotReady) break; // an error is told by the caller
+        device->poll(device->poll_argument, true);
+        sched_yield();
+    }
+    if (polled) device->poll(device->poll_argument, false);
+}
+static inline void cuda_wait(CudaDevice *device, cudaStream_t stream) {
+    cuda_poll_(device, [=] { return cudaStreamQuery(stream); });
+    cuda_check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+}
+static inline void cuda_wait_event(CudaDevice *device, cudaEvent_t event) {
+    cuda_poll_(device, [=] { return cudaEventQuery(event); });
+    cuda_check(cudaEventSynchronize(event), "cudaEventSynchronize");
+}
+
+// Memory for one op's partial results, 256-byte aligned, valid until the next call. Grows in a run's first step only, on the compute stream: cudaFree would
+// wait for all streams, also for messages that come only after this rank has gone on.
 static inline void *cuda_scratch(CudaDevice *device, size_t bytes) {
     if (bytes > device->scratch_bytes) {
-        cuda_check(cudaStreamSynchronize(device->compute), "cudaStreamSynchronize");
-        if (device->scratch != nullptr) cuda_check(cudaFree(device->scratch), "cudaFree");
-        cuda_check(cudaMalloc(&device->scratch, bytes), "cudaMalloc (scratch)");
+        if (device->scratch != nullptr) cuda_check(cudaFreeAsync(device->scratch, device->compute), "cudaFreeAsync");
+        cuda_check(cudaMallocAsync(&device->scratch, bytes, device->compute), "cudaMallocAsync (scratch)");
         device->scratch_bytes = bytes;
     }
     return device->scratch;

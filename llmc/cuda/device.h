@@ -2,17 +2,23 @@
 #ifndef LLMC_CUDA_DEVICE_H
 #define LLMC_CUDA_DEVICE_H
 
-#include "llmc/device.h" // Device
+#include "llmc/comm_device.h" // CommDevice
+#include "llmc/device.h"      // Device
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-// Devices that this process sees; with none, or when CUDA fails, 0 and why.
-int device_cuda_count(char *why, size_t why_bytes);
+// The device of a rank: that of its number among the ranks of its host. -1 and why, when CUDA sees none, or fewer than there are ranks. Before all other
+// calls: it prepares CUDA for a job of `size` ranks.
+int device_cuda_ordinal(int local_rank, int local_size, int size, char *why, size_t why_bytes);
 
-// Opens CUDA device `ordinal` and fills the table. Ends the process with one line when it cannot.
+// Opens a CUDA device and fills the table. Ends the process with one line when it cannot.
 Device device_cuda(int ordinal);
+
+// What comm_set_device (llmc/comm.h) wants, so that memory of this device is communicated. Comes before comm_group, and comm_finish (or
+// comm_set_device(comm, NULL)) before the device is closed.
+CommDevice device_cuda_comm(Device *device);
 
 #ifdef __cplusplus
 }

@@ -8,24 +8,25 @@
 #include "llmc/cuda/cuda.cuh" // cuda_of, cuda_check
 #include <cstring>            // memcpy, memset
 
+[[noreturn]] static void cuda_out_of_memory(size_t bytes) {
+    size_t left = 0, all = 0;
+    (void)cudaGetLastError();
+    (void)cudaMemGetInfo(&left, &all);
+    fprintf(stderr, "train_gpt: out of device memory: wanted %zu bytes, %zu of %zu are free\n", bytes, left, all);
+    fflush(stderr);
+    _Exit(2); // CODE_USAGE
+}
+
 static void *cuda_alloc(Device *device, size_t bytes) {
     void *pointer = nullptr;
     if (bytes == 0) bytes = 1;
-    const cudaError_t result = cudaMalloc(&pointer, bytes);
-    if (result != cudaSuccess) {
-        size_t left = 0, all = 0;
-        (void)cudaGetLastError();
-        (void)cudaMemGetInfo(&left, &all);
-        fprintf(stderr, "train_gpt: out of device memory: wanted %zu bytes, %zu of %zu are free\n", bytes, left, all);
-        fflush(stderr);
-        _Exit(2); // CODE_USAGE
-    }
+    if (cudaMalloc(&pointer, bytes) != cudaSuccess) cuda_out_of_memory(bytes);
     cuda_check(cudaMemsetAsync(pointer, 0, bytes, cuda_of(device)->compute), "cudaMemsetAsync");
     return pointer;
 }
 
 static void cuda_release(Device *device, void *pointer) {
-    cuda_check(cudaStreamSynchronize(cuda_of(device)->compute), "cudaStreamSynchronize");
+    cuda_wait(cuda_of(device), cuda_of(device)->compute);
     cuda_check(cudaFree(pointer), "cudaFree");
 }
 
@@ -66,7 +67,7 @@ static void cuda_copies_turn_(CudaDevice *device) {
     copies->closed[copies->piece] = true;
     copies->piece = (copies->piece + 1) % COPY_PIECES;
     copies->used = 0;
-    if (copies->closed[copies->piece]) cuda_check(cudaEventSynchronize(copies->fetched[copies->piece]), "cudaEventSynchronize");
+    if (copies->closed[copies->piece]) cuda_wait_event(device, copies->fetched[copies->piece]);
     copies->closed[copies->piece] = false;
 }
 
@@ -84,10 +85,16 @@ static void cuda_copy_in(Device *device, void *to_device, const void *from_host,
     }
 }
 
-static void cuda_copy_out(Device *device, void *to_host, const void *from_device, size_t bytes) {
+// To pageable memory. It starts on an idle stream: CUDA itself would let the host wait for the stream without polling.
+static void cuda_read(CudaDevice *device, void *to_host, const void *from_device, size_t bytes) {
     if (bytes == 0) return;
-    cuda_check(cudaMemcpyAsync(to_host, from_device, bytes, cudaMemcpyDeviceToHost, cuda_of(device)->compute), "cudaMemcpyAsync");
-    cuda_check(cudaStreamSynchronize(cuda_of(device)->compute), "cudaStreamSynchronize");
+    cuda_wait(device, device->compute);
+    cuda_check(cudaMemcpyAsync(to_host, from_device, bytes, cudaMemcpyDeviceToHost, device->compute), "cudaMemcpyAsync");
+    cuda_wait(device, device->compute); // the host may use its memory now
+}
+
+static void cuda_copy_out(Device *device, void *to_host, const void *from_device, size_t bytes) {
+    cuda_read(cuda_of(device), to_host, from_device, bytes);
 }
 
 static void cuda_zero(Device *device, void *pointer, size_t bytes) {
@@ -109,8 +116,8 @@ static void cuda_copy_out_start(Device *device, int slot, void *to, const void *
     cuda_check(cudaEventRecord(c->read[slot], c->compute), "cudaEventRecord");
 }
 
-static void cuda_copy_out_finish(Device *device, int slot) { cuda_check(cudaEventSynchronize(cuda_of(device)->read[slot]), "cudaEventSynchronize"); }
+static void cuda_copy_out_finish(Device *device, int slot) { cuda_wait_event(cuda_of(device), cuda_of(device)->read[slot]); }
 
-static void cuda_synchronize(Device *device) { cuda_check(cudaStreamSynchronize(cuda_of(device)->compute), "cudaStreamSynchronize"); }
+static void cuda_synchronize(Device *device) { cuda_wait(cuda_of(device), cuda_of(device)->compute); }
 
 #endif

@@ -3,4 +3,3 @@
 #include "llmc/cpu/cpu.h"             // device_cpu
 
 Device cpu_device_open(void) { return device_cpu(); }
-void cpu_device_close(Device *device) { cpu_close(device); }

@@ -8,7 +8,6 @@
 extern "C" {
 #endif
 Device cpu_device_open(void);
-void cpu_device_close(Device *device);
 #ifdef __cplusplus
 }
 #endif

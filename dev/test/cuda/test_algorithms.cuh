@@ -37,7 +37,7 @@ static int64_t algorithms_launches_(Compare *t, const std::string &path) {
     compare(t, "algorithms, out", out, 2e-6);
     compare(t, "algorithms, gelu_out", activated, 0x1p-9, 2.2);
     compare_release(t);
-    device_cuda_close(&fresh);
+    fresh.close(&fresh);
     t->device[1] = usual;
     return launches;
 }

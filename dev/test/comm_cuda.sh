@@ -1,0 +1,136 @@
+#!/usr/bin/env bash
+# Communication of device memory on the simulated CUDA device: test_comm_cuda on 1 to 4 ranks, with several orders of streams, in many pieces, with late
+# completion, on pretended hosts, under AddressSanitizer and the race checker; built without NCCL and without MPI; then jobs that lose, stop or stall a rank,
+# which must end soon, with the message and the exit code. Skipped without a CUDA toolkit, unless NEED_CUDA=1.
+#
+# usage: comm_cuda.sh [--quick|--ends|--race]   only the first runs, up to the first failure; only the jobs that must end; only the race checker
+set -uo pipefail
+cd "$(dirname "$0")/../.."
+part=${1:-}
+# shellcheck source=dev/test/common.sh
+. dev/test/common.sh
+need_ranks
+cuda=${CUDA:-/usr/local/cuda}
+if [ ! -e "$cuda/include/cuda_runtime.h" ] || [ ! -e "$cuda/include/nccl.h" ] && [ ! -e /usr/include/nccl.h ]; then
+    echo "no CUDA toolkit with NCCL in $cuda: device memory cannot be communicated here"
+    [ "${NEED_CUDA:-0}" = 1 ] && exit 1
+    exit 77
+fi
+test=build/test_comm_cuda
+make -s $test || exit 1
+
+# run SECONDS RANKS COMMAND...: output in $dir/log; sets code and took
+run() {
+    local limit=$1 ranks=$2 started
+    shift 2
+    started=$(date +%s.%N)
+    timeout --kill-after=5 "$limit" mpirun -np "$ranks" --oversubscribe --bind-to none "$@" >"$dir/log" 2>&1 </dev/null
+    code=$?
+    took=$(awk -v a="$started" -v b="$(date +%s.%N)" 'BEGIN { printf "%.1f", b - a }')
+}
+# also the log of what failed
+bad() {
+    failed=$((failed + 1))
+    echo "FAILED: $1"
+    sed 's/^/    | /' "$dir/log" | head -20
+    [ "$part" != --quick ] || exit 1
+}
+# good NAME RANKS COMMAND...
+good() {
+    local name=$1 ranks=$2
+    shift 2
+    run 120 "$ranks" "$@"
+    if [ $code -eq 0 ] && grep -q ' passed, 0 failed' "$dir/log"; then
+        ok "$name, $ranks ranks: $(tail -n 1 "$dir/log"), $took s"
+    else
+        bad "$name, $ranks ranks: exit $code"
+    fi
+}
+# Is a process of this script's jobs left? Zombies have no environment.
+export COMM_TEST_MARK=$dir
+alive() {
+    local process
+    for process in $(grep -lsz "^COMM_TEST_MARK=$dir\$" /proc/[0-9]*/environ); do
+        [[ $(cat "${process%environ}comm" 2>/dev/null) != test_comm_cuda* ]] || return 0
+    done
+    return 1
+}
+# ends NAME CODES TEXT: what run left: one of the exit codes, text, soon, nothing left over
+ends() {
+    local left=0
+    for _ in 1 2 3 4 5 6 7 8 9 10; do
+        alive || break
+        sleep 0.2
+    done
+    alive && left=1
+    if [[ " $2 " == *" $code "* ]] && grep -q "$3" "$dir/log" && [ $left -eq 0 ] && awk -v t="$took" 'BEGIN { exit !(t < 30) }'; then
+        ok "$1: exit $code after $took s: $(grep -m 1 "$3" "$dir/log" | cut -c1-130)"
+    else
+        bad "$1: exit $code (wanted $2) after $took s, left over: $left, wanted text: $3"
+    fi
+}
+
+if [ "$part" = "" ] || [ "$part" = --quick ]; then
+    for ranks in 1 2 3 4; do good "device memory" $ranks $test; done
+    good "many pieces" 3 env TRAIN_GPT_COMM_SCRATCH=6000 $test
+    good "late completion" 3 env TRAIN_GPT_COMM_LATE=7 $test
+fi
+if [ "$part" = "" ]; then
+    for streams in fwd rev 5; do good "streams $streams" 3 env SIMCU_STREAMS=$streams $test; done
+    good "threads reversed" 2 env SIMCU_SCHED=rev $test
+    good "threads at random" 2 env SIMCU_SEED=3 $test
+    good "two hosts" 4 env TRAIN_GPT_COMM_HOSTS=2 $test
+    good "many pieces, late completion" 4 env TRAIN_GPT_COMM_SCRATCH=6000 TRAIN_GPT_COMM_LATE=8 $test
+
+    make -s NO_MPI=1 BUILD=build/no_mpi build/no_mpi/test_comm_cuda || exit 1
+    build/no_mpi/test_comm_cuda >"$dir/log" 2>&1 && ok "built without MPI: $(tail -n 1 "$dir/log")" || bad "built without MPI"
+    make -s NO_NCCL=1 BUILD=build/no_nccl build/no_nccl/test_comm_cuda || exit 1
+    good "built without NCCL" 1 build/no_nccl/test_comm_cuda
+    run 40 2 build/no_nccl/test_comm_cuda
+    ends "built without NCCL" 6 'rank [01] on .*: step 0, phase start: this program was built without NCCL: one rank only'
+
+    make -s ${test}_asan || exit 1
+    printf 'leak:lib%s\n' mpi open-pal open-rte pmix event hwloc >"$dir/suppressions" # theirs
+    printf 'leak:mca_\n' >>"$dir/suppressions"
+    export LSAN_OPTIONS=suppressions=$dir/suppressions:print_suppressions=0 ASAN_OPTIONS=fast_unwind_on_malloc=0
+    good "AddressSanitizer" 1 ${test}_asan
+    good "AddressSanitizer" 3 ${test}_asan
+    good "AddressSanitizer, many pieces, late completion" 2 env TRAIN_GPT_COMM_SCRATCH=6000 TRAIN_GPT_COMM_LATE=9 ${test}_asan
+fi
+if [ "$part" = "" ] || [ "$part" = --race ]; then
+    make -s ${test}_race || exit 1
+    for ranks in 1 2 3; do good "race checker" $ranks ${test}_race; done
+    good "race checker, many pieces" 2 env TRAIN_GPT_COMM_SCRATCH=6000 SIMCU_STREAMS=11 ${test}_race
+    run 40 2 ${test}_race race
+    ends "a missing wait, race checker" 97 'race: .* of 4000 bytes\|race: .* of 4 bytes'
+fi
+if [ "$part" = "" ] || [ "$part" = --ends ]; then
+    run 40 3 $test die
+    ends "a rank that exits" 4 'planted'
+    run 40 3 $test kill
+    died='rank [0-9]* on .*: step 17, phase backward: rank 1 on .* has died: no sign of its process for 0.* s, since step 17, phase backward'
+    ends "a rank that is killed" "137 6" "$died"
+    (
+        for _ in $(seq 100); do
+            [ -s "$dir/pid" ] && exec kill -9 "$(cat "$dir/pid")"
+            sleep 0.1
+        done
+    ) &
+    run 40 3 $test hold "$dir/pid"
+    wait
+    ends "a rank that is killed from outside" "137 6" "$died"
+    run 40 3 $test stall
+    ends "a rank that is stopped" 6 'rank 1 on .* is stopped, frozen or dead: no sign of its process for 1.* s, since step 17, phase backward'
+    run 40 3 $test ring
+    ends "ranks that wait for one another" 6 'step 17, phase backward: all ranks wait: no progress in recv on pipe (3 ranks) for 1.* s (rank [0-9] has not come)'
+    run 40 2 $test mixed
+    ends "host and device memory in one operation" 6 'all_gather on world: the input is host memory, the output device memory'
+    run 40 2 $test peer
+    ends "a message outside a pipe" 6 'send on world, rank [01], tag 0: device memory travels in groups of comm_pipe'
+    run 40 2 $test changed
+    ends "a buffer that is written in flight" 6 'all_gather on world: a buffer was written between start and wait'
+    run 40 2 $test leak
+    ends "an operation that nobody waits for" 6 '1 operations were started and never waited for'
+fi
+
+tally
