@@ -149,7 +149,7 @@ SIM_HEADERS := $(wildcard dev/cudasim/*.h dev/cudasim/include/*.h)
 SIM_NAMES := $(filter-out simcu_race $(if $(HAVE_NCCL),,simnccl simnccl_ops),$(patsubst dev/cudasim/%.cc,%,$(wildcard dev/cudasim/*.cc)))
 SIM_FORMED := simcu_settings simcu_fiber simcu_launch simcu_memory # compiled for every form; the others serve all
 SIM_INCLUDES := -I. -Idev/cudasim/include -isystem $(CUDA)/include -DOMPI_SKIP_MPICXX $(patsubst -I%,-isystem %,$(MPI_FLAGS))
-SIM_WARN := -Wall -Wextra -Wno-unknown-pragmas -Wno-unused-parameter -Wno-unused-function $(if $(filter true,$(CI)),-Werror)
+SIM_WARN := -Wall -Wextra -Wno-enum-compare -Wno-unknown-pragmas -Wno-unused-parameter -Wno-unused-function $(if $(filter true,$(CI)),-Werror)
 SIM_KERNELS := $(NCCL_DEFINE) -std=c++17 -g -x c++ -fno-strict-aliasing -fstack-clash-protection $(SIM_WARN) $(SIM_INCLUDES)
 SIM_RUNTIME := -std=c++17 -O2 -g $(SIM_WARN) -Wno-cast-function-type $(SIM_INCLUDES)
 SIM_fast := -O2

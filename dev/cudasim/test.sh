@@ -57,7 +57,7 @@ quiet "NCCL, 3 ranks, other orders" env SIMCU_SEED=5 SIMCU_STREAMS=5 mpirun -np 
 quiet "NCCL, 2 ranks_race" mpirun -np 2 --oversubscribe --bind-to none build/sim_test_race nccl
 
 # --- planted faults
-found _race missing_barrier "race: read of 4 bytes .*static shared memory"
+found _race missing_barrier "race: .*of 4 bytes .*static shared memory"
 found _race missing_barrier "no barrier between" SIMCU_SEED=4
 found _race missing_second_barrier "no barrier between"
 found _race missing_syncwarp "no barrier between"
@@ -66,7 +66,7 @@ found _asan global_bounds "heap-buffer-overflow"
 found _race global_bounds "out of bounds: write of 4 bytes .*256 bytes into a device buffer of 256 bytes"
 found _asan dynamic_bounds "heap-buffer-overflow"
 found _race dynamic_bounds "out of bounds: write of 4 bytes .*dynamic shared memory, 256 of 256"
-found _asan static_bounds "global-buffer-overflow"
+found _asan static_bounds "insufficient space for an object of type"
 found _race unwritten_shared "uninitialised memory: read of 4 bytes .*static shared memory"
 found _race unwritten_global "uninitialised memory: read of 4 bytes .* into a device buffer of 256 bytes"
 found "" unwritten_global "FAILED: NaN"

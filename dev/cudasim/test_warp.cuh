@@ -9,7 +9,7 @@
 __global__ void mma_kernel(float *D, const bf16 *A, const bf16 *B) {
     __shared__ __align__(16) bf16 a[16 * 16], b[16 * 16];
     const int lane = (int)threadIdx.x;
-    for (int i = lane; i < 256; i += 32) a[i] = A[i], b[i] = i % 16 < 8 ? B[i / 16 * 8 + i % 16] : __float2bfloat16(0.f);
+    for (int i = lane; i < 256; i += 32) a[i] = A[i], b[i] = B[i / 16 * 8 + i % 8]; // b's right half is not used
     __syncthreads();
     uint32_t ra[4], rb[4];
     ldmatrix_x4(ra, a + lane % 16 * 16 + lane / 16 * 8);
