@@ -149,10 +149,10 @@ static void test_streams() {
     // the legacy stream is ordered with blocking streams
     NEED(start(blocking, 2, 32, 0, set_kernel, d, 3, 64));
     NEED(start(nullptr, 2, 32, 0, add_kernel, d, 1, 64));
-    NEED(start(blocking, 2, 32, 0, add_kernel, d, 1, 64));
     NEED(cudaMemcpyAsync(e, d, 256, cudaMemcpyDeviceToDevice, nullptr));
+    NEED(start(blocking, 2, 32, 0, set_kernel, d, 9, 64)); // after the copy
     NEED(cudaDeviceSynchronize());
-    check(to_host(e, 64)[0] == 5, "legacy stream: %g", to_host(e, 64)[0]);
+    check(to_host(e, 64)[0] == 4 && to_host(d, 64)[0] == 9, "legacy stream: %g %g", to_host(e, 64)[0], to_host(d, 64)[0]);
     (void)cudaGetLastError();
     NEED(start(b, 2, 32, 0, set_kernel, d, 6, 64));
     NEED(cudaStreamDestroy(b)); // what it holds still runs
