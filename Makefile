@@ -142,9 +142,11 @@ endif
 NCCL_DEFINE := $(if $(HAVE_NCCL),-DUSE_NCCL)
 NVCC_FLAGS := $(NCCL_DEFINE) -std=c++17 -O3 -lineinfo -I. --threads 2 $(foreach a,$(CUDA_ARCH),-gencode arch=compute_$(a),code=sm_$(a)) -Xcompiler -Wall,-Wextra,-Wno-unused-function
 # the simulator itself is never instrumented: it checks ranges and races by itself
-SIM_NAMES := simcu simcu_ptx simcu_hopper simcublaslt $(if $(HAVE_NCCL),simnccl)
+SIM_HEADERS := $(wildcard dev/cudasim/*.h dev/cudasim/include/*.h)
+SIM_NAMES := $(filter-out simcu_race $(if $(HAVE_MPI),,simnccl simnccl_ops),$(patsubst dev/cudasim/%.cc,%,$(wildcard dev/cudasim/*.cc)))
+SIM_FORMED := simcu_settings simcu_fiber simcu_launch simcu_memory # compiled for every form; the others serve all
 SIM_INCLUDES := -I. -Idev/cudasim/include -isystem $(CUDA)/include -DOMPI_SKIP_MPICXX $(patsubst -I%,-isystem %,$(MPI_FLAGS))
-SIM_WARN := -Wall -Wextra -Wno-unknown-pragmas -Wno-unused-parameter -Wno-unused-function
+SIM_WARN := -Wall -Wextra -Wno-unknown-pragmas -Wno-unused-parameter -Wno-unused-function $(if $(filter true,$(CI)),-Werror)
 SIM_KERNELS := $(NCCL_DEFINE) -std=c++17 -g -x c++ -fno-strict-aliasing $(SIM_WARN) $(SIM_INCLUDES)
 SIM_RUNTIME := -std=c++17 -O2 -g $(SIM_WARN) -Wno-cast-function-type $(SIM_INCLUDES)
 SIM_fast := -O2
@@ -156,12 +158,17 @@ SIM_LINK_race :=
 SIM_DEFINE_asan := -DSIMCU_ASAN
 SIM_DEFINE_race := -DSIMCU_RACE
 SIM_EXTRA_race := $(BUILD)/sim/simcu_race.race.o
+sim_objects = $(foreach n,$(SIM_NAMES),$(BUILD)/sim/$(n)$(if $(filter $(n),$(SIM_FORMED)),.$(1)).o) $(SIM_EXTRA_$(1))
 
+$(BUILD)/sim/%.o: dev/cudasim/%.cc $(SIM_HEADERS) Makefile
+	@mkdir -p $(BUILD)/sim
+	g++ $(SIM_RUNTIME) $(SIM_SPEED) -c $< -o $@
+$(BUILD)/sim/simcublaslt_matmul.o: SIM_SPEED := -O3 $(TUNE)
 define SIM_FORM
-$(BUILD)/sim/%.$(1).o: dev/cudasim/%.cc dev/cudasim/simcu_rt.h Makefile
+$(BUILD)/sim/%.$(1).o: dev/cudasim/%.cc $(SIM_HEADERS) Makefile
 	@mkdir -p $(BUILD)/sim
 	g++ $(SIM_RUNTIME) $(SIM_DEFINE_$(1)) -c $$< -o $$@
-$(BUILD)/sim/%.cu.$(1).o: %.cu $(CU_SOURCES) $(CU_TESTS) dev/cudasim/simcu.h Makefile
+$(BUILD)/sim/%.cu.$(1).o: %.cu $(CU_SOURCES) $(CU_TESTS) $(SIM_HEADERS) Makefile
 	@mkdir -p $(BUILD)/sim
 	g++ $(SIM_KERNELS) $(SIM_$(1)) -c $$< -o $$@
 endef
@@ -172,7 +179,7 @@ $(BUILD)/cpu_device.o: dev/test/cuda/cpu_device.c $(HEADERS) Makefile
 	$(COMPILE) -c $< -o $@
 SIM_LIBS := -rdynamic -fopenmp $(LIBS) $(if $(HAVE_MPI),$(MPI_LIBS))
 define SIM_TEST
-test_gptcu_sim$(2): $(BUILD)/sim/test_gpt.cu.$(1).o $(BUILD)/sim/train_gpt.cu.$(1).o $(BUILD)/cpu_device.o $(SIM_NAMES:%=$(BUILD)/sim/%.$(1).o) $(SIM_EXTRA_$(1))
+test_gptcu_sim$(2): $(BUILD)/sim/test_gpt.cu.$(1).o $(BUILD)/sim/train_gpt.cu.$(1).o $(BUILD)/cpu_device.o $(call sim_objects,$(1))
 	g++ $(SIM_LINK_$(1)) $$^ $(SIM_LIBS) -o $$@
 endef
 $(eval $(call SIM_TEST,fast,))
@@ -183,7 +190,7 @@ $(BUILD)/train_gpt.cuda.o: train_gpt.c $(HEADERS) Makefile
 	@mkdir -p $(BUILD)
 	$(COMPILE) -DUSE_CUDA -c $< -o $@
 define SIM_TRAIN
-train_gptcu_sim$(2): $(BUILD)/train_gpt.cuda.o $(BUILD)/sim/train_gpt.cu.$(1).o $(SIM_NAMES:%=$(BUILD)/sim/%.$(1).o) $(SIM_EXTRA_$(1))
+train_gptcu_sim$(2): $(BUILD)/train_gpt.cuda.o $(BUILD)/sim/train_gpt.cu.$(1).o $(call sim_objects,$(1))
 	g++ $(SIM_LINK_$(1)) $$^ $(SIM_LIBS) -o $$@
 endef
 $(eval $(call SIM_TRAIN,fast,))
@@ -197,7 +204,10 @@ $(BUILD)/test_comm_cuda.o: dev/test/cuda/test_comm_cuda.c $(HEADERS) llmc/cuda/d
 	@mkdir -p $(BUILD)
 	$(COMPILE) -c $< -o $@
 define SIM_COMM_TEST
-$(BUILD)/test_comm_cuda$(2): $(BUILD)/test_comm_cuda.o $(BUILD)/sim/train_gpt.cu.$(1).o $(SIM_NAMES:%=$(BUILD)/sim/%.$(1).o) $(SIM_EXTRA_$(1))
+$(BUILD)/sim/comm_device.$(1).o: dev/test/cuda/comm_device.cu $(CU_SOURCES) $(SIM_HEADERS) Makefile
+	@mkdir -p $(BUILD)/sim
+	g++ $(SIM_KERNELS) $(SIM_$(1)) -c $$< -o $$@
+$(BUILD)/test_comm_cuda$(2): $(BUILD)/test_comm_cuda.o $(BUILD)/sim/comm_device.$(1).o $(call sim_objects,$(1))
 	g++ $(SIM_LINK_$(1)) $$^ $(SIM_LIBS) -o $$@
 endef
 $(eval $(call SIM_COMM_TEST,fast,))
@@ -217,9 +227,9 @@ $(BUILD)/sim/test_fragments.cu.fast.o: dev/gpu/test_fragments.cu
 $(BUILD)/sim/bench_cuda.cu.fast.o $(BUILD)/sim/test_fragments.cu.fast.o: $(CU_SOURCES) dev/cudasim/simcu.h Makefile
 	@mkdir -p $(@D)
 	g++ $(SIM_KERNELS) $(SIM_fast) -c $(filter dev/%.cu,$^) -o $@
-bench_cuda_sim: $(BUILD)/sim/bench_cuda.cu.fast.o $(BUILD)/sim/train_gpt.cu.fast.o $(SIM_NAMES:%=$(BUILD)/sim/%.fast.o)
+bench_cuda_sim: $(BUILD)/sim/bench_cuda.cu.fast.o $(BUILD)/sim/train_gpt.cu.fast.o $(call sim_objects,fast)
 	g++ $^ $(SIM_LIBS) -o $@
-test_fragments_sim: $(BUILD)/sim/test_fragments.cu.fast.o $(SIM_NAMES:%=$(BUILD)/sim/%.fast.o)
+test_fragments_sim: $(BUILD)/sim/test_fragments.cu.fast.o $(call sim_objects,fast)
 	g++ $^ $(SIM_LIBS) -o $@
 
 # What dev/gpu/check.sh runs, for another machine with a Hopper GPU, in build/gpu.

@@ -109,7 +109,7 @@ static void cuda_comm_fill(void *state, void *pointer, int value, size_t bytes) 
 }
 
 static void cuda_comm_read(void *state, void *to_host, const void *from, size_t bytes) {
-    cuda_copy_(cuda_comm_of_(state)->device, to_host, from, bytes, cudaMemcpyDeviceToHost);
+    cuda_read(cuda_comm_of_(state)->device, to_host, from, bytes);
 }
 
 // ----------------------------------------------------------------------------

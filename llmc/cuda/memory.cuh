@@ -86,12 +86,15 @@ static void cuda_copy_in(Device *device, void *to_device, const void *from_host,
 }
 
 // To pageable memory. It starts on an idle stream: CUDA itself would let the host wait for the stream without polling.
-static void cuda_copy_out(Device *device, void *to_host, const void *from_device, size_t bytes) {
-    CudaDevice *c = cuda_of(device);
+static void cuda_read(CudaDevice *device, void *to_host, const void *from_device, size_t bytes) {
     if (bytes == 0) return;
-    cuda_wait(c, c->compute);
-    cuda_check(cudaMemcpyAsync(to_host, from_device, bytes, cudaMemcpyDeviceToHost, c->compute), "cudaMemcpyAsync");
-    cuda_wait(c, c->compute); // the host may use its memory now
+    cuda_wait(device, device->compute);
+    cuda_check(cudaMemcpyAsync(to_host, from_device, bytes, cudaMemcpyDeviceToHost, device->compute), "cudaMemcpyAsync");
+    cuda_wait(device, device->compute); // the host may use its memory now
+}
+
+static void cuda_copy_out(Device *device, void *to_host, const void *from_device, size_t bytes) {
+    cuda_read(cuda_of(device), to_host, from_device, bytes);
 }
 
 static void cuda_zero(Device *device, void *pointer, size_t bytes) {
