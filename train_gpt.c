@@ -135,8 +135,8 @@ static void create_groups(Trainer *t) {
         t->groups[g] = comm_group(t->comm, members, count, layout_group_names[g]);
     }
     const int stages = layout_members(&t->layout, LAYOUT_PP, members);
-    t->downstream = comm_group(t->comm, members, stages, "pp downstream");
-    t->upstream = comm_group(t->comm, members, stages, "pp upstream");
+    t->downstream = comm_pipe(t->comm, members, stages, 1, "pp downstream");
+    t->upstream = comm_pipe(t->comm, members, stages, -1, "pp upstream");
     free(members);
 }
 
@@ -1462,7 +1462,8 @@ static void record_end(Run *run, bool finished) {
     MonitorRank *ranks = base_new((size_t)size, sizeof *ranks);
     comm_all_gather(run->comm->world, ranks, &own, (int64_t)sizeof own, COMM_BYTE);
     if (is_first(run)) {
-        require(run, !finished || monitor_end(&run->monitor, t->init_hash, t->device.name, ranks, size, &error), &error);
+        const int64_t launches = run->trainer.device.kernel_launches(&run->trainer.device);
+        require(run, !finished || monitor_end(&run->monitor, t->init_hash, t->device.name, launches, ranks, size, &error), &error);
         if (finished) monitor_ranks(&run->monitor, ranks, size, run->step - run->first_step);
         require(run, monitor_close(&run->monitor, &error), &error);
     }

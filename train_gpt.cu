@@ -10,10 +10,11 @@
 #include "llmc/cuda/dropout.cuh"     // cuda_dropout_backward
 #include "llmc/cuda/embedding.cuh"   // cuda_embedding_*
 #include "llmc/cuda/global_norm.cuh" // cuda_grad_squares
-#include "llmc/cuda/matmul.cuh"      // cuda_linear_*, cublaslt_open
+#include "llmc/cuda/matmul.cuh"      // cuda_linear_*, cuda_matmul_rate, cublaslt_open
 #include "llmc/cuda/memory.cuh"      // cuda_alloc, cuda_copy_*
 #include "llmc/cuda/mlp.cuh"         // cuda_swiglu_*
 #include "llmc/cuda/norm.cuh"        // cuda_norm_*, cuda_residual_forward
+#include "llmc/cuda/rope.cuh"        // cuda_qk_*
 #include "llmc/gpus.h"               // gpus_peak_flops
 
 static double cuda_free_bytes(Device *) {
@@ -50,7 +51,7 @@ static CudaDevice *cuda_open(int ordinal, char *model, size_t model_bytes) {
     cuda_check(cudaSetDevice(ordinal), "cudaSetDevice");
     cudaDeviceProp properties;
     cuda_check(cudaGetDeviceProperties(&properties, ordinal), "cudaGetDeviceProperties");
-    snprintf(model, model_bytes, "%s", properties.name);
+    snprintf(model, model_bytes, "%.*s", (int)model_bytes - 1, properties.name);
     c->sm_count = properties.multiProcessorCount;
     cuda_check(cudaStreamCreateWithFlags(&c->compute, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
     for (cudaEvent_t &event : c->read) cuda_check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
@@ -61,6 +62,7 @@ static CudaDevice *cuda_open(int ordinal, char *model, size_t model_bytes) {
 
 static void cuda_fill_memory(Device *device) {
     device->close = cuda_close;
+    device->matmul_rate = cuda_matmul_rate;
     device->peak_flops = cuda_peak_flops;
     device->free_bytes = cuda_free_bytes;
     device->kernel_launches = cuda_kernel_launches;
@@ -91,6 +93,8 @@ static void cuda_fill_ops(Device *device) {
     device->linear_backward_weight = cuda_linear_backward_weight;
     device->swiglu_forward = cuda_swiglu_forward;
     device->swiglu_backward = cuda_swiglu_backward;
+    device->qk_forward = cuda_qk_forward;
+    device->qk_backward = cuda_qk_backward;
     device->attention_forward = cuda_attention_forward;
     device->attention_backward = cuda_attention_backward;
     device->cross_entropy = cuda_cross_entropy;

@@ -93,8 +93,9 @@ struct Device {
     void (*host_release)(Device *device, void *pointer);
     void (*copy_out_start)(Device *device, int slot, void *to, const void *from_device, size_t bytes);
     void (*copy_out_finish)(Device *device, int slot);
-    // What MFU is a share of, FLOP/s: the maker's figure for dense matrix products in this dtype; on the CPU that of a large product, measured now
-    // (some ten milliseconds). 0: unknown
+    // Rate of a large matrix product in this dtype, FLOP/s, measured now (some ten milliseconds)
+    double (*matmul_rate)(Device *device, Dtype dtype);
+    // What MFU is a share of, FLOP/s: the maker's figure for dense matrix products in this dtype; on the CPU matmul_rate. 0: unknown
     double (*peak_flops)(Device *device, Dtype dtype);
     // Bytes that can still be allocated; 0: unknown
     double (*free_bytes)(Device *device);

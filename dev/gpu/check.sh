@@ -6,12 +6,11 @@
 # usage: dev/gpu/check.sh [FILE]   writes FILE (dev/gpu/RESULTS.md): what was measured, nothing else
 # exit code: 0 all parts passed or were skipped for the reason shown, 1 one failed or took too long, 2 usage, 3 no GPU
 set -uo pipefail
-cd "$(dirname "$0")/../.."
+cd "$(dirname "$0")/../.." || exit 1
 export LC_ALL=C
 [ $# -le 1 ] || { echo "usage: dev/gpu/check.sh [FILE]" >&2; exit 2; }
 results=${1:-dev/gpu/RESULTS.md}
-gpu=$(nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.max.sm --format=csv,noheader -i 0 2>/dev/null)
-if [ $? -ne 0 ] || [ -z "$gpu" ]; then
+if ! gpu=$(nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.max.sm --format=csv,noheader -i 0 2>/dev/null) || [ -z "$gpu" ]; then
     echo "check.sh: no GPU here (nvidia-smi finds none)"
     exit 3
 fi
@@ -56,18 +55,21 @@ row() { # NAME RESULT SECONDS
 }
 skip() { row "$1" "skipped: $2" 0; }
 table() { # TITLE FILE
-    printf '\n## %s\n\n```\n' "$1" >>"$work/tables"
-    cat "$2" >>"$work/tables"
-    echo '```' >>"$work/tables"
+    {
+        printf '\n## %s\n\n```\n' "$1"
+        cat "$2"
+        echo '```'
+    } >>"$work/tables"
 }
 
 # ---------------------------------------------------------------------------- programs
 
-# Whether a program starts here: 126, 127 and signals come from the loader and the CPU, everything else from the program.
+# Whether a program starts here: 126, 127 and signals come from the loader and the CPU, 6 from CUDA, everything else from the program.
 starts() {
     [ -x "$1" ] || return 1
     timeout 20 "$@" >/dev/null 2>&1 </dev/null
-    [ $? -lt 126 ]
+    local status=$?
+    [ $status -lt 124 ] && [ $status -ne 6 ]
 }
 bin=build/gpu
 prebuilt=yes
@@ -88,24 +90,24 @@ fi
 # ---------------------------------------------------------------------------- parts
 
 run_fragments() {
-    [ -x $bin/test_fragments ] || { skip fragments "no program"; return; }
-    part fragments 30 $bin/test_fragments
+    [ -x "$bin/test_fragments" ] || { skip fragments "no program"; return; }
+    part fragments 30 "$bin/test_fragments"
     table "Layouts of tensor-core instructions" "$work/fragments.txt"
 }
 run_ops() {
-    [ -x $bin/test_gptcu ] || { skip ops "no program"; return; }
-    part ops 110 $bin/test_gptcu
-    table "Every op against the CPU device" "$work/ops.txt"
+    [ -x "$bin/test_gptcu" ] || { skip ops "no program"; return; }
+    part ops 110 "$bin/test_gptcu"
+    table "Every op against the CPU device" <(sed -n '/^op and tensor/,$p' "$work/ops.txt")
 }
 run_bench() {
-    [ -x $bin/bench_cuda ] || { skip bench "no program"; return; }
-    part bench 120 env TRAIN_GPT_ALGORITHMS="$work/algorithms" $bin/bench_cuda --json "$work/bench.json"
+    [ -x "$bin/bench_cuda" ] || { skip bench "no program"; return; }
+    part bench 120 env TRAIN_GPT_ALGORITHMS="$work/algorithms" "$bin/bench_cuda" --json "$work/bench.json"
     table "Times of ops" "$work/bench.txt"
     [ -s "$work/algorithms" ] || return
     awk 'NR > 1 && $14 > 0 { n[$8, $14]++ }
         END {
             name[160] = "GELU_AUX"; name[164] = "GELU_AUX_BIAS"; name[192] = "DGELU"; name[512] = "BGRADB"
-            for (e in name) printf "%-14s fused in %d shapes, separate in %d\n", name[e], n[e, 1], n[e, 2]
+            for (e in name) if (n[e, 1] + n[e, 2] > 0) printf "%-14s fused in %d shapes, separate in %d\n", name[e], n[e, 1], n[e, 2]
         }' "$work/algorithms" >"$work/fusion.txt"
     table "Epilogues of cuBLASLt that won against a kernel after the product" "$work/fusion.txt"
 }
@@ -114,11 +116,11 @@ run_bench() {
 run_train() {
     local name=$1 limit=$2 steps=$3 megabytes=$4 memory out=$work/$1
     shift 4
-    [ -x $bin/train_gptcu ] || { skip "$name" "there is no train_gptcu"; return; }
+    [ -x "$bin/train_gptcu" ] || { skip "$name" "there is no train_gptcu"; return; }
     [ -s "$work/tokens.bin" ] || { skip "$name" "no tokens: make_tokens failed"; return; }
     memory=$(nvidia-smi --query-gpu=memory.free --format=csv,noheader,nounits -i 0)
     [ "${memory:-0}" -ge "$megabytes" ] || { skip "$name" "wants $megabytes MiB of device memory, $memory are free"; return; }
-    part "$name" "$limit" $bin/train_gptcu --device cuda --train "$work/tokens.bin" --seq 1024 --precision bf16 --steps "$steps" --save-every 0 --out "$out" "$@"
+    part "$name" "$limit" "$bin/train_gptcu" --device cuda --train "$work/tokens.bin" --seq 1024 --precision bf16 --steps "$steps" --save-every 0 --out "$out" "$@"
     [ -s "$out/log.jsonl" ] || return
     {
         echo "train_gptcu --device cuda --seq 1024 --precision bf16 $*"
@@ -140,7 +142,7 @@ run_train() {
 run_fragments
 run_ops
 run_bench
-[ ! -x $bin/make_tokens ] || $bin/make_tokens "$work/tokens.bin" 8000000 50257 >/dev/null 2>&1
+[ ! -x "$bin/make_tokens" ] || "$bin/make_tokens" "$work/tokens.bin" 8000000 50257 >/dev/null 2>&1
 run_train train-124m 70 40 20000 --model gpt2-124m --micro-batch 32 --global-batch 32
 run_train train-1558m 90 16 60000 --model gpt2-1558m --micro-batch 16 --global-batch 16
 

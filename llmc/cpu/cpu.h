@@ -43,6 +43,7 @@ static inline Device device_cpu(void) {
         .copy_out_start = cpu_copy_out_start,
         .copy_out_finish = cpu_copy_out_finish,
         .close = cpu_close,
+        .matmul_rate = cpu_matmul_rate,
         .peak_flops = cpu_matmul_rate,
         .free_bytes = cpu_free_bytes,
         .kernel_launches = cpu_kernel_launches,

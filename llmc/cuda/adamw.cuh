@@ -9,6 +9,8 @@
 #include "llmc/cuda/segments.cuh" // segment_walk
 #include <math.h>                 // isfinite, log, expm1
 
+enum { ADAMW_BLOCKS = 3 }; // on a multiprocessor
+
 // Grid: one thread; a few microseconds.
 __global__ void __launch_bounds__(32) step_decide_kernel(StepState *state, double clip) {
     if (threadIdx.x > 0) return;
@@ -59,26 +61,25 @@ static __device__ __forceinline__ void adamw_update(float &w, float &m, float &v
 template <class T>
 static __device__ __forceinline__ void adamw_update_unit(T *param, float *master, float *m, float *v, const float *grad, float decay,
                                                          const AdamWFactors &factors, const AdamWConfig &config) {
-    Unit<float> weight = unit_load(master, 0, UNIT, true), mean = unit_load(m, 0, UNIT, true), square = unit_load(v, 0, UNIT, true);
+    const Unit<float> weight = unit_load(master, 0, UNIT, true), mean = unit_load(m, 0, UNIT, true), square = unit_load(v, 0, UNIT, true);
     const Unit<float> g = unit_load(grad, 0, UNIT, true);
-    Unit<T> narrow;
+    float new_weight[UNIT], new_mean[UNIT], new_square[UNIT];
 #pragma unroll
     for (int k = 0; k < UNIT; k++) {
-        float w = weight[k], m_k = mean[k], v_k = square[k];
-        adamw_update(w, m_k, v_k, g[k], decay, factors, config);
-        weight.set(k, w), mean.set(k, m_k), square.set(k, v_k), narrow.set(k, w);
+        new_weight[k] = weight[k], new_mean[k] = mean[k], new_square[k] = square[k];
+        adamw_update(new_weight[k], new_mean[k], new_square[k], g[k], decay, factors, config);
     }
-    unit_store(master, 0, UNIT, true, weight);
-    unit_store(m, 0, UNIT, true, mean);
-    unit_store(v, 0, UNIT, true, square);
-    if (sizeof(T) == 2) unit_store(param, 0, UNIT, true, narrow);
+    unit_store(master, 0, UNIT, true, Unit<float>::of(new_weight));
+    unit_store(m, 0, UNIT, true, Unit<float>::of(new_mean));
+    unit_store(v, 0, UNIT, true, Unit<float>::of(new_square));
+    if (sizeof(T) == 2) unit_store(param, 0, UNIT, true, Unit<T>::of(new_weight));
 }
 
 // param (flat), master, m, v (flat) from grad (flat), all indexed by the segments; with T float, master is param itself. Grid: strides over tiles
-// of 2048 elements of the segments. Shared: 16 bytes. Bytes per parameter: 16 read, 12 written, and 2 written in bf16. Expected share of HBM
-// bandwidth 88%; not measured on a device yet.
+// of 2048 elements of the segments. Shared: 16 bytes; 68 registers. Bytes per parameter: 16 read, 12 written, and 2 written in bf16. Expected share
+// of HBM bandwidth 88%; not measured on a device yet.
 template <class T>
-__global__ void __launch_bounds__(SEGMENT_THREADS, 4)
+__global__ void __launch_bounds__(SEGMENT_THREADS, ADAMW_BLOCKS)
     adamw_kernel(T *param, float *master, float *m, float *v, const float *grad, bool aligned, const StepState *state, const Segment *segments,
                  int64_t count, AdamWConfig config) {
     __shared__ AdamWFactors shared;
@@ -86,8 +87,8 @@ __global__ void __launch_bounds__(SEGMENT_THREADS, 4)
     if (threadIdx.x == 0) shared = adamw_factors(state, config);
     __syncthreads();
     const AdamWFactors factors = shared;
-    for (SegmentWalk walk = segment_walk(segments, count); segment_find(walk); walk.inside += gridDim.x) {
-        const int64_t first = segment_first(walk);
+    for (SegmentWalk walk = segment_walk(segments, count); segment_find(walk); walk.tile += gridDim.x) {
+        const int64_t first = walk.first + (int64_t)threadIdx.x * UNIT;
         const float decay = walk.decay ? factors.decay : 0.0f;
         if (aligned && first >= walk.begin && first + UNIT <= walk.stop) {
             adamw_update_unit(param + first, master + first, m + first, v + first, grad + first, decay, factors, config);
@@ -104,8 +105,8 @@ template <class T>
 static void adamw_(CudaDevice *device, const StepState *state, Buffer param, Buffer master, Buffer m, Buffer v, Buffer grad,
                    const Segment *segments, int64_t count, const AdamWConfig &config) {
     const uintptr_t addresses = (uintptr_t)param.data | (uintptr_t)master.data | (uintptr_t)m.data | (uintptr_t)v.data | (uintptr_t)grad.data;
-    launch(device, device->compute, {(unsigned)device->sm_count * 4, SEGMENT_THREADS}, adamw_kernel<T>, (T *)param.data, (float *)master.data,
-           (float *)m.data, (float *)v.data, (const float *)grad.data, (addresses & 15) == 0, state, segments, count, config);
+    launch(device, device->compute, {(unsigned)device->sm_count * ADAMW_BLOCKS, SEGMENT_THREADS}, adamw_kernel<T>, (T *)param.data,
+           (float *)master.data, (float *)m.data, (float *)v.data, (const float *)grad.data, (addresses & 15) == 0, state, segments, count, config);
 }
 
 // AdamW (Loshchilov & Hutter 2019) on the elements of the segments; nothing when state->skip. param F32, or BF16 with an F32 master; m, v, grad

@@ -140,7 +140,7 @@ static void test_loss_sum(Compare *t) {
         compare_case(t, "N %lld", (long long)N);
         const Both losses = both_random(t, N, DTYPE_F32, 5, 4);
         const BothState state =
-            both_state(t, {.loss_sum = 1.25, .grad_squares = 3, .grad_norm = 4, .lr = 5, .clip_coefficient = 6, .optimizer_steps = 7, .skip = 0});
+            both_state(t, {.loss_sum = 1.25, .grad_squares = 3, .grad_norm = 4, .lr = 5, .clip_coefficient = 6, .skip = 0, .optimizer_steps = 7});
         on_both(t, [&](Device *d, int w) { d->loss_sum(d, state.at[w], losses[w], 0.5, N); });
         const StepState want = state_read(t, state, 0), got = state_read(t, state, 1);
         compare_record(t, "loss_sum", relative_error(got.loss_sum, want.loss_sum), 1e-14);
