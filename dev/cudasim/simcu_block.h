@@ -34,7 +34,6 @@ struct Thread {
 
 typedef void (*WarpFunction)(void **slots, unsigned mask, const char *file, int line);
 struct WarpOperation {
-    bool used = false;
     unsigned mask = 0, arrived = 0;
     const char *what = nullptr, *file = nullptr;
     WarpFunction function = nullptr;
@@ -43,7 +42,8 @@ struct WarpOperation {
     Thread *thread[32];
 };
 struct Warp {
-    WarpOperation pending[4];
+    WarpOperation pending[16];
+    unsigned used;        // bits of pending
     unsigned live, exist; // lanes
 };
 struct Barrier {

@@ -187,8 +187,10 @@ cudaError_t cudaFree(void *pointer) {
     if (pointer == nullptr) return cudaSuccess;
     const cudaError_t allowed = forbidden_in_capture("cudaFree");
     if (allowed != cudaSuccess) return allowed;
+    device_open();
     (void)device_synchronize("cudaFree");
     memory_free(pointer, MemoryKind::DEVICE, "cudaFree");
+    device_close();
     return cudaSuccess;
 }
 // The memory is there at once; it goes in its turn.

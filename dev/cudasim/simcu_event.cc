@@ -107,7 +107,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
 cudaError_t cudaEventQuery(cudaEvent_t handle) {
     const Handle &event = event_of(handle);
     if (event->capture != nullptr) return set_error(cudaErrorCapturedEvent);
-    if (event->done < event->issued) (void)progress();
+    if (event->done < event->issued) progress_asked("cudaEventQuery");
     if (event->done < event->issued) return set_error(cudaErrorNotReady);
     race_host_event(event.get());
     return cudaSuccess;

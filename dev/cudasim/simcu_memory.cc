@@ -24,14 +24,17 @@ namespace {
 std::map<char *, Allocation> &allocations = *new std::map<char *, Allocation>; // by begin; freed ones stay until their address is given out again
 size_t used_bytes;
 int open_depth;
+bool unchecked; // the device was open since the ends were checked
 
 constexpr size_t arena_bytes = 1ull << 38, granule = 256;
-constexpr unsigned char pattern = 0xa5;
-char *arena, *arena_next;
+char *arena; // none under AddressSanitizer
 
 size_t rounded(size_t bytes) { return (bytes + granule - 1) / granule * granule; }
 
 #ifndef SIMCU_ASAN
+constexpr unsigned char pattern = 0xa5;
+char *arena_next; // not given out yet
+
 struct Guard {
     char *begin, *end;
 };
@@ -45,7 +48,7 @@ void on_fault(int signal, siginfo_t *info, void *) {
         end_process(EXIT_RACE);
     }
     for (const Guard &guard : guards) {
-        if (address < guard.begin || address >= guard.end) continue;
+        if (!in_kernel || address < guard.begin || address >= guard.end) continue;
         fprintf(stderr, "simcu: error: the stack of a thread overflows\n  in %s\n", where());
         end_process(EXIT_FAULT);
     }
@@ -98,6 +101,9 @@ const Allocation *memory_find(const void *pointer) {
     auto at = allocations.upper_bound((char *)pointer);
     if (at == allocations.begin()) return nullptr;
     const Allocation &a = std::prev(at)->second;
+#ifdef SIMCU_ASAN
+    if (!a.live && __asan_address_is_poisoned(pointer) == 0) return nullptr; // the host's allocator has given it out again
+#endif
     return (char *)pointer < a.end || (a.begin == a.end && pointer == a.begin) ? &a : nullptr;
 }
 
@@ -162,9 +168,11 @@ static void check_end(const Allocation &a) {
 }
 
 void memory_check_ends() {
+    if (!unchecked) return;
     device_open();
     for (const auto &[begin, a] : allocations) check_end(a);
     device_close();
+    unchecked = false;
 }
 
 void memory_free(void *pointer, MemoryKind kind, const char *call) {
@@ -175,7 +183,7 @@ void memory_free(void *pointer, MemoryKind kind, const char *call) {
     if (!a.live) fail(nullptr, 0, "%s: double free of a %s buffer of %td bytes", call, kind_name(kind), a.end - a.begin);
     device_open();
     check_end(a);
-    device_close();
+    device_close(); // open already where a stream frees it
     a.live = false;
     if (kind == MemoryKind::DEVICE) used_bytes -= rounded((size_t)(a.end - a.begin));
 #ifdef SIMCU_ASAN
@@ -190,6 +198,7 @@ void memory_free(void *pointer, MemoryKind kind, const char *call) {
 }
 
 void device_open() {
+    unchecked = true;
     if (open_depth++ > 0) return;
 #ifndef SIMCU_ASAN
     set_access(PROT_READ | PROT_WRITE);

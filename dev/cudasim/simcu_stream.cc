@@ -73,6 +73,20 @@ bool pending() {
 
 } // namespace
 
+// The host asks and asks: after the timeout, and many questions in a row, that is a hang, too.
+void progress_asked(const char *call) {
+    typedef std::chrono::steady_clock Time;
+    static Time::time_point moved;
+    static int idle;
+    if (progress() || !pending()) {
+        idle = 0;
+        return;
+    }
+    if (idle++ == 0) moved = Time::now();
+    if (idle > 1000 && Time::now() - moved > std::chrono::seconds(settings().timeout_s)) hang(call, {});
+    sched_yield();
+}
+
 double clock_ns() { return now_ns; }
 void advance_clock(double ns) { now_ns += ns; }
 
@@ -166,7 +180,6 @@ cudaError_t enqueue(cudaStream_t handle, const char *what, std::function<bool()>
 cudaError_t device_synchronize(const char *call) {
     wait_until(call, [] { return !pending(); });
     race_host_waited(-1);
-    memory_check_ends();
     return cudaSuccess;
 }
 
@@ -208,20 +221,24 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     if (s->capture != nullptr) return forbidden_in_capture("cudaStreamSynchronize");
     wait_until("cudaStreamSynchronize", [s] { return s->queue.empty(); });
     race_host_waited(s->id);
-    memory_check_ends();
     return cudaSuccess;
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
     Stream *s = stream_of(stream);
     if (s->capture != nullptr) return forbidden_in_capture("cudaStreamQuery");
-    (void)progress();
+    progress_asked("cudaStreamQuery");
     if (!s->queue.empty()) return set_error(cudaErrorNotReady);
     race_host_waited(s->id);
     return cudaSuccess;
 }
 cudaError_t cudaDeviceSynchronize() {
     const cudaError_t allowed = forbidden_in_capture("cudaDeviceSynchronize");
-    return allowed != cudaSuccess ? allowed : device_synchronize("cudaDeviceSynchronize");
+    if (allowed != cudaSuccess) return allowed;
+    device_open();
+    const cudaError_t result = device_synchronize("cudaDeviceSynchronize");
+    memory_check_ends();
+    device_close();
+    return result;
 }
 // A function of the host, in its turn.
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void *data) {

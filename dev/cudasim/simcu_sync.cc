@@ -52,7 +52,7 @@ void sync_reset() {
         const int lanes = block.count - i * 32;
         Warp &warp = block.warps[i];
         warp.exist = warp.live = lanes >= 32 ? ~0u : (1u << lanes) - 1;
-        for (WarpOperation &operation : warp.pending) operation.used = false;
+        warp.used = 0;
     }
     for (Barrier &barrier : block.barriers) barrier.arrived = 0, barrier.waiting.clear();
     for (WarpgroupOperation &operation : warpgroups) operation.arrived = 0;
@@ -64,9 +64,10 @@ void sync_thread_exits(Thread *thread) {
     Warp &warp = block.warps[thread->linear / 32];
     const int lane = thread->linear & 31;
     warp.live &= ~(1u << lane);
-    for (const WarpOperation &o : warp.pending)
-        if (o.used && (o.mask >> lane & 1))
-            fail(o.file, o.line, "thread %d exits the kernel while its warp waits for it in %s", thread->linear, o.what);
+    for (unsigned used = warp.used; used != 0; used &= used - 1) {
+        const WarpOperation &o = warp.pending[__builtin_ctz(used)];
+        if (o.mask >> lane & 1) fail(o.file, o.line, "thread %d exits the kernel while its warp waits for it in %s", thread->linear, o.what);
+    }
     Barrier &all = block.barriers[0];
     if (all.arrived > 0 && settings().allow_exited && all.arrived == block.count - block.done)
         release(all);
@@ -121,22 +122,20 @@ void warp_collective(unsigned asked, const char *what, void *slot, WarpFunction 
     const unsigned mask = asked & warp.exist;
     if (!(mask >> lane & 1)) fail(file, line, "%s: the calling lane %d is not in its mask %08x", what, lane, asked);
     if (mask & ~warp.live) fail(file, line, "%s: mask %08x names lanes %08x that have already exited", what, asked, mask & ~warp.live);
-    WarpOperation *mine = nullptr, *unused = nullptr;
-    for (WarpOperation &o : warp.pending) {
-        if (!o.used) {
-            if (unused == nullptr) unused = &o;
-        } else if (o.mask & mask) {
-            if (o.mask != mask)
-                fail(file, line, "%s: mask %08x overlaps mask %08x of a pending %s at %s:%d", what, asked, o.mask, o.what, o.file, o.line);
-            if (o.function != function || o.line != line || strcmp(o.file, file) != 0)
-                fail(file, line, "divergent warp: lane %d reached %s while other lanes wait in %s at %s:%d", lane, what, o.what, o.file, o.line);
-            mine = &o;
-        }
+    WarpOperation *mine = nullptr;
+    for (unsigned used = warp.used; used != 0; used &= used - 1) {
+        WarpOperation &o = warp.pending[__builtin_ctz(used)];
+        if (o.mask != mask) continue; // other lanes' business, or of this lane's later
+        if (o.function != function || o.line != line || strcmp(o.file, file) != 0)
+            fail(file, line, "divergent warp: lane %d reached %s while other lanes wait in %s at %s:%d", lane, what, o.what, o.file, o.line);
+        mine = &o;
     }
     if (mine == nullptr) {
-        if (unused == nullptr) fail(file, line, "too many pending warp collectives");
-        mine = unused;
-        mine->used = true, mine->mask = mask, mine->arrived = 0, mine->what = what, mine->function = function, mine->file = file, mine->line = line;
+        if ((warp.used & 0xffff) == 0xffff) fail(file, line, "more than 16 collectives of a warp are pending");
+        const int free_one = __builtin_ctz(~warp.used);
+        warp.used |= 1u << free_one;
+        mine = &warp.pending[free_one];
+        mine->mask = mask, mine->arrived = 0, mine->what = what, mine->function = function, mine->file = file, mine->line = line;
     }
     mine->slot[lane] = slot, mine->thread[lane] = current, mine->arrived |= 1u << lane;
     if (mine->arrived != mine->mask) {
@@ -144,7 +143,7 @@ void warp_collective(unsigned asked, const char *what, void *slot, WarpFunction 
         return;
     }
     function(mine->slot, mask, file, line); // the last to arrive does the work of all
-    mine->used = false;
+    warp.used &= ~(1u << (mine - warp.pending));
     for (int i = 0; i < 32; i++) {
         const int other = reverse() ? 31 - i : i;
         if (!(mask >> other & 1)) continue;

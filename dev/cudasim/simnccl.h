@@ -1,6 +1,7 @@
 // simnccl.h: communicators of the simulated NCCL and its messages over MPI, for simnccl.cc (communicators) and simnccl_ops.cc (operations).
 #pragma once
 #include "simcu_rt.h" // enqueue, range_note
+#include <chrono>     // std::chrono::steady_clock
 #include <deque>      // std::deque
 #include <memory>     // std::unique_ptr
 #include <mpi.h>      // MPI_Request
@@ -26,6 +27,8 @@ struct Setup {
     std::function<bool()> advance; // true when done
     std::function<std::string()> waits_for;
     std::deque<Outgoing> out;
+    int polls = 0; // without success, since `began`
+    std::chrono::steady_clock::time_point began;
 };
 
 } // namespace simcu::nccl

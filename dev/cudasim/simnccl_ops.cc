@@ -58,8 +58,10 @@ bool rooted(Kind kind) { return kind == BROADCAST || kind == REDUCE || kind == G
 // ---------------------------------------------------------------------------- reductions
 
 template <class Number> Number plus(Number a, Number b) {
-    if constexpr (std::is_integral<Number>::value) return Number((uint64_t)a + (uint64_t)b); // wraps
-    else return a + b;
+    if constexpr (std::is_integral<Number>::value)
+        return Number((uint64_t)a + (uint64_t)b); // wraps
+    else
+        return a + b;
 }
 template <class Storage, class Number> void reduce_as(void *out, const std::vector<const char *> &parts, size_t count, ncclRedOp_t op) {
     for (size_t i = 0; i < count; i++) {
@@ -211,10 +213,14 @@ std::string missing(const Call &c, const Exchange &e) {
 template <class Run> bool in_turn(ncclComm_t comm, Exchange *e, Run run) {
     if (!comm->aborted) {
         if (comm->done != e->turns.front()) return false;
+        race_event(comm, false); // after the communicator's operations before, also of other streams
         if (!run()) return false;
+        race_event(comm, true);
     }
+    static std::deque<Outgoing> &abandoned = *new std::deque<Outgoing>; // MPI may still read them
+    for (Outgoing &o : e->out) abandoned.push_back(std::move(o));
     e->turns.pop_front();
-    e->started = false, e->parts.clear();
+    e->started = false, e->parts.clear(), e->out.clear();
     comm->done++;
     return true;
 }
