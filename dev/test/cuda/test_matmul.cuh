@@ -7,7 +7,7 @@
 #include "llmc/cuda/product.cuh"     // own_product
 
 // Sums of k products in fp32 in another order: some ulps of the largest result.
-static constexpr double MATMUL_BOUND = 2e-6;
+static constexpr double MATMUL_BOUND = 3e-6;
 // GELU of a value that was rounded to bf16: its slope of up to 1.13 times the first rounding, then the second. In units of half an ulp of the
 // largest value, not of the largest rounding that was seen: of few values that may be small by chance.
 static constexpr double MATMUL_GELU_FACTOR = 2.2, MATMUL_HALF_ULP = 0x1p-9;
@@ -16,7 +16,8 @@ static double matmul_gelu_bound(Dtype dtype) { return dtype == DTYPE_BF16 ? MATM
 struct MatmulShape {
     int64_t N, IC, OC;
 };
-static const MatmulShape matmul_shapes[] = {{1, 1, 1}, {1, 16, 8}, {3, 5, 7}, {17, 8, 24}, {33, 64, 40}, {40, 33, 65}, {37, 96, 66}, {70, 72, 128}};
+static const MatmulShape matmul_shapes[] = {{1, 1, 1},    {1, 16, 8},   {3, 5, 7},     {17, 8, 24}, {33, 64, 40},
+                                            {40, 33, 65}, {37, 96, 66}, {70, 72, 128}, {9, 4, 1821}}; // the last: rows of dout are padded
 
 struct MatmulTypes {
     Dtype in, out;
