@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(OWN_THREADS)
 #pragma unroll
             for (int r = 0; r < OWN_TILE / OWN_ROWS; r++) sum[r] += a[y + r * OWN_ROWS][i] * b[i][x];
         }
-        __syncthreads();
+        __syncthreads(); // all have used the tiles
     }
     for (int r = 0; r < OWN_TILE / OWN_ROWS; r++) {
         const int64_t m = row + y + r * OWN_ROWS, n = column + x;

@@ -84,6 +84,26 @@ static void matmul_backward_weight_(Compare *t, MatmulShape s, Dtype dtype, int6
     }
 }
 
+// Plain products of good sizes and addresses are the library's: no kernel of ours starts.
+static void matmul_library_(Compare *t) {
+    const int64_t N = 32, IC = 48, OC = 64;
+    const Buffer none = {};
+    Device *d = t->device[1];
+    for (const MatmulTypes &types : matmul_types) {
+        compare_case(t, "%s to %s", dtype_names[types.in], dtype_names[types.out]);
+        const Both in = both_random(t, N * IC, types.in, 0, 1), weight = both_random(t, OC * IC, types.in, 0, 1),
+                   out = both_output(t, N * OC, types.out);
+        const Both dout = both_random(t, N * OC, types.in, 0, 1), din = both_output(t, N * IC, types.in),
+                   dweight = both_output(t, OC * IC, DTYPE_F32);
+        const int64_t before = cuda_of(d)->launches;
+        d->linear_forward(d, out[1], none, in[1], weight[1], none, N, IC, OC);
+        d->linear_backward_input(d, din[1], dout[1], weight[1], none, N, IC, OC);
+        d->linear_backward_weight(d, dweight[1], none, false, dout[1], in[1], N, IC, OC);
+        compare_record(t, "linear, kernels beside the library's", (double)(cuda_of(d)->launches - before), 0);
+        compare_release(t);
+    }
+}
+
 // The plain kernel in every form and mixture of types, which the library may leave it none of.
 static void matmul_own_(Compare *t, MatmulShape s, Dtype in, Dtype out, int64_t skip) {
     const Buffer none = {};
@@ -164,6 +184,7 @@ static void test_matmul(Compare *t) {
     for (Dtype in : {DTYPE_F32, DTYPE_BF16})
         for (Dtype out : {DTYPE_F32, DTYPE_BF16})
             for (int64_t skip : {0, 1}) matmul_own_(t, skip == 0 ? MatmulShape{33, 70, 65} : MatmulShape{5, 3, 40}, in, out, skip);
+    matmul_library_(t);
     matmul_determinism_(t);
     matmul_empty_(t);
     compare_case(t, "fp32, bf16");
