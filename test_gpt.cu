@@ -9,11 +9,14 @@
 #include "dev/test/cuda/test_attention.cuh"   // test_attention
 #include "dev/test/cuda/test_cast.cuh"        // test_cast
 #include "dev/test/cuda/test_classifier.cuh"  // test_classifier
+#include "dev/test/cuda/test_dropout.cuh"     // test_dropout
 #include "dev/test/cuda/test_embedding.cuh"   // test_embedding
 #include "dev/test/cuda/test_global_norm.cuh" // test_global_norm
 #include "dev/test/cuda/test_matmul.cuh"      // test_matmul
 #include "dev/test/cuda/test_memory.cuh"      // test_memory
+#include "dev/test/cuda/test_mlp.cuh"         // test_mlp
 #include "dev/test/cuda/test_norm.cuh"        // test_norm
+#include "dev/test/cuda/test_rope.cuh"        // test_rope
 #include "llmc/cuda/device.h"                 // device_cuda
 
 struct Family {
@@ -26,11 +29,14 @@ static const Family families[] = {
     {"attention", test_attention},   //
     {"cast", test_cast},             //
     {"classifier", test_classifier}, //
+    {"dropout", test_dropout},       //
     {"embedding", test_embedding},   //
     {"global_norm", test_global_norm},
     {"matmul", test_matmul},
     {"memory", test_memory},
+    {"mlp", test_mlp},
     {"norm", test_norm},
+    {"rope", test_rope},
 };
 
 int main(int argc, char **argv) {

@@ -1462,7 +1462,8 @@ static void record_end(Run *run, bool finished) {
     MonitorRank *ranks = base_new((size_t)size, sizeof *ranks);
     comm_all_gather(run->comm->world, ranks, &own, (int64_t)sizeof own, COMM_BYTE);
     if (is_first(run)) {
-        require(run, !finished || monitor_end(&run->monitor, t->init_hash, t->device.name, ranks, size, &error), &error);
+        const int64_t launches = run->trainer.device.kernel_launches(&run->trainer.device);
+        require(run, !finished || monitor_end(&run->monitor, t->init_hash, t->device.name, launches, ranks, size, &error), &error);
         if (finished) monitor_ranks(&run->monitor, ranks, size, run->step - run->first_step);
         require(run, monitor_close(&run->monitor, &error), &error);
     }

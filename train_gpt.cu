@@ -14,6 +14,7 @@
 #include "llmc/cuda/memory.cuh"      // cuda_alloc, cuda_copy_*
 #include "llmc/cuda/mlp.cuh"         // cuda_swiglu_*
 #include "llmc/cuda/norm.cuh"        // cuda_norm_*, cuda_residual_forward
+#include "llmc/cuda/rope.cuh"        // cuda_qk_*
 #include "llmc/gpus.h"               // gpus_peak_flops
 
 static double cuda_free_bytes(Device *) {
@@ -92,6 +93,8 @@ static void cuda_fill_ops(Device *device) {
     device->linear_backward_weight = cuda_linear_backward_weight;
     device->swiglu_forward = cuda_swiglu_forward;
     device->swiglu_backward = cuda_swiglu_backward;
+    device->qk_forward = cuda_qk_forward;
+    device->qk_backward = cuda_qk_backward;
     device->attention_forward = cuda_attention_forward;
     device->attention_backward = cuda_attention_backward;
     device->cross_entropy = cuda_cross_entropy;

@@ -311,13 +311,14 @@ static inline bool monitor_sample(Monitor *monitor, const char *text, size_t len
     return monitor_event_end(monitor, error);
 }
 
-// The last record of a finished run.
-static inline bool monitor_end(Monitor *monitor, uint64_t init_hash, const char *device, const MonitorRank *ranks, int64_t rank_count,
-                               Error *error) {
+// The last record of a finished run. kernel_launches: of the first rank's device; -1: it has no kernels.
+static inline bool monitor_end(Monitor *monitor, uint64_t init_hash, const char *device, int64_t kernel_launches, const MonitorRank *ranks,
+                               int64_t rank_count, Error *error) {
     MonitorJson *json = monitor_event_begin(monitor, "end");
     monitor_json_key(json, "init_hash"); // text: numbers of JSON hold only 53 bits
     monitor_json_raw(json, "\"%016llx\"", (unsigned long long)init_hash);
     monitor_put_text(json, "device", device);
+    if (kernel_launches >= 0) monitor_put_int(json, "kernel_launches", kernel_launches);
     monitor_json_key(json, "ranks");
     monitor_json_raw(json, "[");
     for (int64_t i = 0; i < rank_count; i++) {

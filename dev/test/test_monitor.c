@@ -66,7 +66,7 @@ static void test_records(FILE *console) {
                               .tp = 7,
                               .pp = 8,
                               .dp = 9};
-    check(monitor_end(&monitor, 0xfedcba9876543210u, "cpu", &rank, 1, &error), "end: %s", error.text);
+    check(monitor_end(&monitor, 0xfedcba9876543210u, "cpu", -1, &rank, 1, &error), "end: %s", error.text);
     check(monitor_close(&monitor, &error) && monitor_close(&monitor, &error), "close, twice: %s", error.text);
     char *log = read_("log.jsonl");
     const char *wanted =

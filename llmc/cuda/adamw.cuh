@@ -9,6 +9,8 @@
 #include "llmc/cuda/segments.cuh" // segment_walk
 #include <math.h>                 // isfinite, log, expm1
 
+enum { ADAMW_BLOCKS = 3 }; // on a multiprocessor
+
 // Grid: one thread; a few microseconds.
 __global__ void __launch_bounds__(32) step_decide_kernel(StepState *state, double clip) {
     if (threadIdx.x > 0) return;
@@ -74,10 +76,10 @@ static __device__ __forceinline__ void adamw_update_unit(T *param, float *master
 }
 
 // param (flat), master, m, v (flat) from grad (flat), all indexed by the segments; with T float, master is param itself. Grid: strides over tiles
-// of 2048 elements of the segments. Shared: 16 bytes. Bytes per parameter: 16 read, 12 written, and 2 written in bf16. Expected share of HBM
-// bandwidth 88%; not measured on a device yet.
+// of 2048 elements of the segments. Shared: 16 bytes; 68 registers. Bytes per parameter: 16 read, 12 written, and 2 written in bf16. Expected share
+// of HBM bandwidth 88%; not measured on a device yet.
 template <class T>
-__global__ void __launch_bounds__(SEGMENT_THREADS, 4)
+__global__ void __launch_bounds__(SEGMENT_THREADS, ADAMW_BLOCKS)
     adamw_kernel(T *param, float *master, float *m, float *v, const float *grad, bool aligned, const StepState *state, const Segment *segments,
                  int64_t count, AdamWConfig config) {
     __shared__ AdamWFactors shared;
@@ -85,8 +87,8 @@ __global__ void __launch_bounds__(SEGMENT_THREADS, 4)
     if (threadIdx.x == 0) shared = adamw_factors(state, config);
     __syncthreads();
     const AdamWFactors factors = shared;
-    for (SegmentWalk walk = segment_walk(segments, count); segment_find(walk); walk.inside += gridDim.x) {
-        const int64_t first = segment_first(walk);
+    for (SegmentWalk walk = segment_walk(segments, count); segment_find(walk); walk.tile += gridDim.x) {
+        const int64_t first = walk.first + (int64_t)threadIdx.x * UNIT;
         const float decay = walk.decay ? factors.decay : 0.0f;
         if (aligned && first >= walk.begin && first + UNIT <= walk.stop) {
             adamw_update_unit(param + first, master + first, m + first, v + first, grad + first, decay, factors, config);
@@ -103,8 +105,8 @@ template <class T>
 static void adamw_(CudaDevice *device, const StepState *state, Buffer param, Buffer master, Buffer m, Buffer v, Buffer grad,
                    const Segment *segments, int64_t count, const AdamWConfig &config) {
     const uintptr_t addresses = (uintptr_t)param.data | (uintptr_t)master.data | (uintptr_t)m.data | (uintptr_t)v.data | (uintptr_t)grad.data;
-    launch(device, device->compute, {(unsigned)device->sm_count * 4, SEGMENT_THREADS}, adamw_kernel<T>, (T *)param.data, (float *)master.data,
-           (float *)m.data, (float *)v.data, (const float *)grad.data, (addresses & 15) == 0, state, segments, count, config);
+    launch(device, device->compute, {(unsigned)device->sm_count * ADAMW_BLOCKS, SEGMENT_THREADS}, adamw_kernel<T>, (T *)param.data,
+           (float *)master.data, (float *)m.data, (float *)v.data, (const float *)grad.data, (addresses & 15) == 0, state, segments, count, config);
 }
 
 // AdamW (Loshchilov & Hutter 2019) on the elements of the segments; nothing when state->skip. param F32, or BF16 with an F32 master; m, v, grad

@@ -44,13 +44,14 @@ static void cuda_attention_forward(Device *device, Buffer out, Buffer lse, Buffe
 template <int HD>
 static void attention_backward_bf16_(CudaDevice *device, AttentionCall c, Buffer dqkv, const float *delta, Buffer dout, Buffer qkv,
                                      const float *lse, const Packing *packing) {
-    typedef AttentionBackward<HD> B;
+    typedef AttentionKeys<HD> K;
+    typedef AttentionQueries<HD> Q;
     bf16 *to = (bf16 *)dqkv.data;
     const bf16 *from = (const bf16 *)qkv.data, *gradient = (const bf16 *)dout.data;
-    dim3 grid = attention_grid_(&c, packing, B::ROWS, c.kv_heads);
-    attention_launch_<attention_keys_kernel<HD>>(device, grid, B::KEYS_BYTES, c, to, delta, gradient, from, lse);
-    grid = attention_grid_(&c, packing, B::ROWS, c.heads);
-    attention_launch_<attention_queries_kernel<HD>>(device, grid, B::QUERIES_BYTES, c, to, delta, gradient, from, lse);
+    dim3 grid = attention_grid_(&c, packing, K::ROWS, c.kv_heads);
+    attention_launch_<attention_keys_kernel<HD>>(device, grid, K::SHARED_BYTES, c, to, delta, gradient, from, lse);
+    grid = attention_grid_(&c, packing, Q::ROWS, c.heads);
+    attention_launch_<attention_queries_kernel<HD>>(device, grid, Q::SHARED_BYTES, c, to, delta, gradient, from, lse);
 }
 
 static void attention_backward_f32_(CudaDevice *device, AttentionCall c, Buffer dqkv, const float *delta, Buffer dout, Buffer qkv, const float *lse,

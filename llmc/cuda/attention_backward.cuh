@@ -36,142 +36,195 @@ __global__ void __launch_bounds__(ATTENTION_THREADS) attention_delta_kernel(Atte
     }
 }
 
-// Tile: 64 x 64, four warps of 16 rows. Two resident tiles, two stages of two tiles each.
-template <int HD> struct AttentionBackward {
-    static constexpr int ROWS = 64, NT = ROWS / 8, TILE = ROWS * attention_stride(HD); // TILE: elements
+// Tiles of a block's own rows (16*MT for each of four warps) x columns of a step.
+template <int HD> struct AttentionKeys { // own: keys; steps: queries
+    static constexpr int MT = HD <= 64 ? 2 : 1, ROWS = 64 * MT, COLUMNS = HD <= 64 ? 32 : 64, NT = COLUMNS / 8;
+    static constexpr int RESIDENT = ROWS * attention_stride(HD), STAGE = COLUMNS * attention_stride(HD); // elements of a tile
+    static constexpr bool KEEP = HD <= 32;
+    static constexpr size_t SHARED_BYTES = (2 * RESIDENT + 4 * STAGE) * sizeof(bf16) + 4 * COLUMNS * sizeof(float);
+};
+template <int HD> struct AttentionQueries { // own: queries; steps: keys
+    static constexpr int MT = 2, ROWS = 64 * MT, COLUMNS = 32, NT = COLUMNS / 8;
+    static constexpr int RESIDENT = ROWS * attention_stride(HD), STAGE = COLUMNS * attention_stride(HD);
     static constexpr bool KEEP = HD <= 64;
-    static constexpr size_t QUERIES_BYTES = 6 * TILE * sizeof(bf16), KEYS_BYTES = QUERIES_BYTES + 4 * ROWS * sizeof(float);
+    static constexpr size_t SHARED_BYTES = (2 * RESIDENT + 4 * STAGE) * sizeof(bf16);
 };
 
-// Block: 64 keys of a kv head. Scores are computed transposed, (keys, queries), so that P^T and dS^T are left operands as they stand in registers.
+// p (16*MT keys, 8*NT queries), scores, become P. lse, of the step's queries. Where `edge`, key i of the warp is seen by queries hidden+i and
+// later.
+template <int MT, int NT>
+static __device__ __forceinline__ void attention_probabilities(float (&p)[MT][NT][4], const float *lse, bool edge, int hidden, float scale2) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int n = 0; n < NT; n++) {
+        const float2 pair = *reinterpret_cast<const float2 *>(lse + n * 8 + lane % 4 * 2);
+#pragma unroll
+        for (int m = 0; m < MT; m++) {
+            const int seen = hidden + m * 16 + lane / 4 - lane % 4 * 2; // from this column on, less the lane's first
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                p[m][n][e] = exp2_fast(fmaf(p[m][n][e], scale2, -ATTENTION_LOG2E * (e % 2 == 0 ? pair.x : pair.y)));
+                if (edge && n * 8 + e % 2 < seen + e / 2 * 8) p[m][n][e] = 0.0f;
+            }
+        }
+    }
+}
+
+// ds (16*MT keys, 8*NT queries), of dP, becomes dS. delta, of the step's queries.
+template <int MT, int NT>
+static __device__ __forceinline__ void attention_score_gradients(float (&ds)[MT][NT][4], const float (&p)[MT][NT][4], const float *delta) {
+#pragma unroll
+    for (int n = 0; n < NT; n++) {
+        const float2 pair = *reinterpret_cast<const float2 *>(delta + n * 8 + threadIdx.x % 4 * 2);
+#pragma unroll
+        for (int m = 0; m < MT; m++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) ds[m][n][e] = p[m][n][e] * (ds[m][n][e] - (e % 2 == 0 ? pair.x : pair.y));
+        }
+    }
+}
+
+// Block: 64*MT keys of a kv head. Scores are computed transposed, (keys, queries), so that P^T and dS^T are left operands as they stand in
+// registers.
 template <int HD>
 __global__ void __launch_bounds__(ATTENTION_THREADS, 2)
     attention_keys_kernel(AttentionCall c, bf16 *dqkv, const float *delta, const bf16 *dout, const bf16 *qkv, const float *lse) {
-    typedef AttentionBackward<HD> B;
+    typedef AttentionKeys<HD> B;
     DYN_SHARED(bf16, shared);
     const AttentionPlace place = attention_place<B::ROWS>(c, c.kv_heads, false);
     if (place.tile < 0) return; // the whole block
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first = place.tile * B::ROWS, own = warp * 16 * attention_stride(HD);
-    const int tiles = (place.length + B::ROWS - 1) / B::ROWS - place.tile, steps = tiles * c.group; // of queries at or after the keys
+    const int warp = threadIdx.x / 32, block_first = place.tile * B::ROWS, first = block_first + warp * 16 * B::MT;
+    const int last_head = (place.head + 1) * c.group - 1;
     const float scale2 = c.scale * ATTENTION_LOG2E;
-    bf16 *key = shared, *value = key + B::TILE, *stages = value + B::TILE;
-    float *statistics = reinterpret_cast<float *>(stages + 4 * B::TILE); // (2, 2, 64) lse and delta of a stage
-    const auto load = [&](int step) {
-        bf16 *query = stages + step % 2 * 2 * B::TILE;
-        const int head = place.head * c.group + step / tiles, token = first + step % tiles * B::ROWS, count = place.length - token;
-        attention_load<HD, B::ROWS>(query, qkv + attention_q_at(c, place, token, head), c.qkv_stride, count, c.head_size);
-        attention_load<HD, B::ROWS>(query + B::TILE, dout + attention_out_at(c, place, token, head), c.out_stride, count, c.head_size);
-        const int row = threadIdx.x % B::ROWS;
-        const float *from = (threadIdx.x < B::ROWS ? lse : delta) + attention_row_at(c, place, token, head);
-        cp_async4(statistics + step % 2 * 2 * B::ROWS + threadIdx.x, row < count ? from + row : from, row < count ? 4 : 0);
+    bf16 *key = shared, *value = key + B::RESIDENT, *stages = value + B::RESIDENT;
+    float *statistics = reinterpret_cast<float *>(stages + 4 * B::STAGE); // (2, 2, COLUMNS) lse and delta of a stage
+    const auto load = [&](int head, int token, int stage) {
+        bf16 *query = stages + stage * 2 * B::STAGE;
+        const int count = place.length - token;
+        attention_load<HD, B::COLUMNS>(query, qkv + attention_q_at(c, place, token, head), c.qkv_stride, count, c.head_size);
+        attention_load<HD, B::COLUMNS>(query + B::STAGE, dout + attention_out_at(c, place, token, head), c.out_stride, count, c.head_size);
+        if (threadIdx.x < 2 * B::COLUMNS) {
+            const int row = threadIdx.x % B::COLUMNS;
+            const float *from = (threadIdx.x < B::COLUMNS ? lse : delta) + attention_row_at(c, place, token, head);
+            cp_async4(statistics + stage * 2 * B::COLUMNS + threadIdx.x, from + row, row < count ? 4 : 0);
+        }
         cp_async_commit();
     };
-    attention_load<HD, B::ROWS>(key, qkv + attention_k_at(c, place, first, place.head), c.qkv_stride, place.length - first, c.head_size);
-    attention_load<HD, B::ROWS>(value, qkv + attention_v_at(c, place, first, place.head), c.qkv_stride, place.length - first, c.head_size);
-    load(0);
+    attention_load<HD, B::ROWS>(key, qkv + attention_k_at(c, place, block_first, place.head), c.qkv_stride, place.length - block_first,
+                                c.head_size);
+    attention_load<HD, B::ROWS>(value, qkv + attention_v_at(c, place, block_first, place.head), c.qkv_stride, place.length - block_first,
+                                c.head_size);
+    load(place.head * c.group, block_first, 0);
     cp_async_wait<0>();
     __syncthreads();
 
-    AttentionRows<HD, 1, B::KEEP> keys, values;
-    keys.open(key + own);
-    values.open(value + own);
-    float dkey[1][HD / 8][4] = {}, dvalue[1][HD / 8][4] = {};
-    for (int step = 0; step < steps; step++) {
-        if (step + 1 < steps) load(step + 1);
-        const bf16 *query = stages + step % 2 * 2 * B::TILE;
-        const float *row_lse = statistics + step % 2 * 2 * B::ROWS + lane % 4 * 2, *row_delta = row_lse + B::ROWS;
-        const bool diagonal = step % tiles == 0;
-        const int hidden = warp * 16 + lane / 4 -
-                           lane % 4 * 2; // on the diagonal, the lane's first key is seen by queries from here on, less the lane's own offset
-        float p[1][B::NT][4], ds[1][B::NT][4];
-        attention_dot<HD, 1, B::NT>(p, keys, query);
-#pragma unroll
-        for (int n = 0; n < B::NT; n++) {
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                p[0][n][e] = exp2_fast(fmaf(p[0][n][e], scale2, -ATTENTION_LOG2E * row_lse[n * 8 + e % 2]));
-                if (diagonal && n * 8 + e % 2 < hidden + e / 2 * 8) p[0][n][e] = 0.0f;
-            }
+    key += warp * 16 * B::MT * attention_stride(HD), value += warp * 16 * B::MT * attention_stride(HD); // the warp's own rows
+    AttentionRows<HD, B::MT, B::KEEP> keys, values;
+    keys.open(key), values.open(value);
+    float dkey[B::MT][HD / 8][4] = {}, dvalue[B::MT][HD / 8][4] = {};
+    int head = place.head * c.group, token = block_first; // queries from here on; the next step's may be another head's
+    for (int stage = 0; head <= last_head; stage ^= 1) {
+        const bool end = token + B::COLUMNS >= place.length;
+        const int next_head = head + end, next = end ? block_first : token + B::COLUMNS;
+        if (next_head <= last_head) load(next_head, next, stage ^ 1);
+        const bf16 *query = stages + stage * 2 * B::STAGE;
+        const float *row_lse = statistics + stage * 2 * B::COLUMNS;
+        const int hidden = first - token; // + i: the first query that sees key i of the warp
+        if (first < place.length && hidden < B::COLUMNS) {
+            float p[B::MT][B::NT][4], ds[B::MT][B::NT][4];
+            attention_dot<HD, B::MT, B::NT>(p, keys, query);
+            attention_probabilities<B::MT, B::NT>(p, row_lse, hidden + 16 * B::MT > 1, hidden, scale2);
+            attention_add<HD, B::MT, B::NT>(dvalue, p, query + B::STAGE);
+            attention_dot<HD, B::MT, B::NT>(ds, values, query + B::STAGE);
+            attention_score_gradients<B::MT, B::NT>(ds, p, row_lse + B::COLUMNS);
+            attention_add<HD, B::MT, B::NT>(dkey, ds, query);
         }
-        attention_add<HD, 1, B::NT>(dvalue, p, query + B::TILE);
-        attention_dot<HD, 1, B::NT>(ds, values, query + B::TILE);
-#pragma unroll
-        for (int n = 0; n < B::NT; n++) {
-#pragma unroll
-            for (int e = 0; e < 4; e++) ds[0][n][e] = p[0][n][e] * (ds[0][n][e] - row_delta[n * 8 + e % 2]);
-        }
-        attention_add<HD, 1, B::NT>(dkey, ds, query);
         cp_async_wait<0>();
         __syncthreads();
+        head = next_head, token = next;
     }
-    const int token = first + warp * 16, count = place.length - token;
-    const float scale[1][2] = {{c.scale, c.scale}}, one[1][2] = {{1.0f, 1.0f}};
-    attention_store<HD, 1>(dqkv + attention_k_at(c, place, token, place.head), c.qkv_stride, count, c.head_size, key + own, dkey, scale);
-    attention_store<HD, 1>(dqkv + attention_v_at(c, place, token, place.head), c.qkv_stride, count, c.head_size, value + own, dvalue, one);
+    const int count = place.length - first;
+    attention_store<HD, B::MT>(dqkv + attention_k_at(c, place, first, place.head), c.qkv_stride, count, c.head_size, key, dkey, c.scale);
+    attention_store<HD, B::MT>(dqkv + attention_v_at(c, place, first, place.head), c.qkv_stride, count, c.head_size, value, dvalue, 1.0f);
 }
 
-// Block: 64 queries of a head.
+// The lane's rows of a warp's 16*MT queries.
+template <int MT> struct AttentionStatistics {
+    float lse[MT][2], delta[MT][2]; // lse in powers of two
+};
+
+// ds (16*MT queries, 8*NT keys), of dP, becomes dS, given the scores s. Where `edge`, query i of the warp sees keys 0 .. visible+i of the tile.
+template <int MT, int NT>
+static __device__ __forceinline__ void attention_row_gradients(float (&ds)[MT][NT][4], const float (&s)[MT][NT][4],
+                                                               const AttentionStatistics<MT> &rows, bool edge, int visible, float scale2) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int m = 0; m < MT; m++) {
+        const int last = visible + m * 16 + lane / 4 - lane % 4 * 2; // less the lane's first column
+#pragma unroll
+        for (int n = 0; n < NT; n++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                ds[m][n][e] = exp2_fast(fmaf(s[m][n][e], scale2, -rows.lse[m][e / 2])) * (ds[m][n][e] - rows.delta[m][e / 2]);
+                if (edge && n * 8 + e % 2 > last + e / 2 * 8) ds[m][n][e] = 0.0f;
+            }
+        }
+    }
+}
+
+// Block: 128 queries of a head.
 template <int HD>
 __global__ void __launch_bounds__(ATTENTION_THREADS, 2)
     attention_queries_kernel(AttentionCall c, bf16 *dqkv, const float *delta, const bf16 *dout, const bf16 *qkv, const float *lse) {
-    typedef AttentionBackward<HD> B;
+    typedef AttentionQueries<HD> B;
     DYN_SHARED(bf16, shared);
     const AttentionPlace place = attention_place<B::ROWS>(c, c.heads, true);
     if (place.tile < 0) return; // the whole block
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, kv = place.head / c.group;
-    const int first = place.tile * B::ROWS, token = first + warp * 16, own = warp * 16 * attention_stride(HD);
+    const int warp = threadIdx.x / 32, kv = place.head / c.group;
+    const int block_first = place.tile * B::ROWS, first = block_first + warp * 16 * B::MT, last = min(block_first + B::ROWS, place.length) - 1;
+    const int tiles = last / B::COLUMNS + 1;
     const float scale2 = c.scale * ATTENTION_LOG2E;
-    bf16 *query = shared, *gradient = query + B::TILE, *stages = gradient + B::TILE;
+    bf16 *query = shared, *gradient = query + B::RESIDENT, *stages = gradient + B::RESIDENT;
     const auto load = [&](int tile) {
-        bf16 *key = stages + tile % 2 * 2 * B::TILE;
-        const int begin = tile * B::ROWS, count = place.length - begin;
-        attention_load<HD, B::ROWS>(key, qkv + attention_k_at(c, place, begin, kv), c.qkv_stride, count, c.head_size);
-        attention_load<HD, B::ROWS>(key + B::TILE, qkv + attention_v_at(c, place, begin, kv), c.qkv_stride, count, c.head_size);
+        bf16 *key = stages + tile % 2 * 2 * B::STAGE;
+        const int token = tile * B::COLUMNS, count = place.length - token;
+        attention_load<HD, B::COLUMNS>(key, qkv + attention_k_at(c, place, token, kv), c.qkv_stride, count, c.head_size);
+        attention_load<HD, B::COLUMNS>(key + B::STAGE, qkv + attention_v_at(c, place, token, kv), c.qkv_stride, count, c.head_size);
         cp_async_commit();
     };
-    attention_load<HD, B::ROWS>(query, qkv + attention_q_at(c, place, first, place.head), c.qkv_stride, place.length - first, c.head_size);
-    attention_load<HD, B::ROWS>(gradient, dout + attention_out_at(c, place, first, place.head), c.out_stride, place.length - first, c.head_size);
+    const int count = place.length - block_first;
+    attention_load<HD, B::ROWS>(query, qkv + attention_q_at(c, place, block_first, place.head), c.qkv_stride, count, c.head_size);
+    attention_load<HD, B::ROWS>(gradient, dout + attention_out_at(c, place, block_first, place.head), c.out_stride, count, c.head_size);
     load(0);
-    float row_lse[2] = {}, row_delta[2] = {}; // of the lane's two queries
+    AttentionStatistics<B::MT> rows;
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const int row = token + h * 8 + lane / 4;
-        if (row >= place.length) continue;
-        row_lse[h] = ATTENTION_LOG2E * lse[attention_row_at(c, place, row, place.head)];
-        row_delta[h] = delta[attention_row_at(c, place, row, place.head)];
+    for (int i = 0; i < 2 * B::MT; i++) {
+        const int64_t at = attention_row_at(c, place, min(first + i * 8 + (int)threadIdx.x % 32 / 4, last), place.head);
+        rows.lse[i / 2][i % 2] = ATTENTION_LOG2E * lse[at], rows.delta[i / 2][i % 2] = delta[at];
     }
     cp_async_wait<0>();
     __syncthreads();
 
-    AttentionRows<HD, 1, B::KEEP> queries, gradients;
-    queries.open(query + own);
-    gradients.open(gradient + own);
-    float dquery[1][HD / 8][4] = {};
-    for (int tile = 0; tile <= place.tile; tile++) {
-        if (tile < place.tile) load(tile + 1);
-        const bf16 *key = stages + tile % 2 * 2 * B::TILE;
-        const bool diagonal = tile == place.tile;
-        const int last =
-            warp * 16 + lane / 4 - lane % 4 * 2; // on the diagonal, the last key that the lane's first query sees, less the lane's own offset
-        float s[1][B::NT][4], ds[1][B::NT][4];
-        attention_dot<HD, 1, B::NT>(s, queries, key);
-        attention_dot<HD, 1, B::NT>(ds, gradients, key + B::TILE);
-#pragma unroll
-        for (int n = 0; n < B::NT; n++) {
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                const float p = exp2_fast(fmaf(s[0][n][e], scale2, -row_lse[e / 2]));
-                const bool seen = !diagonal || n * 8 + e % 2 <= last + e / 2 * 8;
-                ds[0][n][e] = seen ? p * (ds[0][n][e] - row_delta[e / 2]) : 0.0f;
-            }
+    query += warp * 16 * B::MT * attention_stride(HD), gradient += warp * 16 * B::MT * attention_stride(HD); // the warp's own rows
+    AttentionRows<HD, B::MT, B::KEEP> queries, gradients;
+    queries.open(query), gradients.open(gradient);
+    float dquery[B::MT][HD / 8][4] = {};
+    for (int tile = 0; tile < tiles; tile++) {
+        if (tile + 1 < tiles) load(tile + 1);
+        const bf16 *key = stages + tile % 2 * 2 * B::STAGE;
+        const int visible = first - tile * B::COLUMNS; // + i: the last key that query i of the warp sees
+        if (first <= last && visible + 16 * B::MT > 0) {
+            float s[B::MT][B::NT][4], ds[B::MT][B::NT][4];
+            attention_dot<HD, B::MT, B::NT>(s, queries, key);
+            attention_dot<HD, B::MT, B::NT>(ds, gradients, key + B::STAGE);
+            attention_row_gradients<B::MT, B::NT>(ds, s, rows, visible < B::COLUMNS - 1, visible, scale2);
+            attention_add<HD, B::MT, B::NT>(dquery, ds, key);
         }
-        attention_add<HD, 1, B::NT>(dquery, ds, key);
         cp_async_wait<0>();
         __syncthreads();
     }
-    const float scale[1][2] = {{c.scale, c.scale}};
-    attention_store<HD, 1>(dqkv + attention_q_at(c, place, token, place.head), c.qkv_stride, place.length - token, c.head_size, query + own, dquery,
-                           scale);
+    attention_store<HD, B::MT>(dqkv + attention_q_at(c, place, first, place.head), c.qkv_stride, last + 1 - first, c.head_size, query, dquery,
+                               c.scale);
 }
 
 #endif

@@ -107,7 +107,6 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2) attention_forward_kernel
         __syncthreads();
     }
 
-    float factor[F::MT][2];
 #pragma unroll
     for (int m = 0; m < F::MT; m++) {
 #pragma unroll
@@ -115,7 +114,9 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2) attention_forward_kernel
             float total = state.total[m][h];
             total += __shfl_xor_sync(0xffffffffu, total, 1);
             total += __shfl_xor_sync(0xffffffffu, total, 2);
-            factor[m][h] = 1.0f / total;
+            const float factor = 1.0f / total;
+#pragma unroll
+            for (int d = 0; d < HD / 8; d++) state.sum[m][d][2 * h] *= factor, state.sum[m][d][2 * h + 1] *= factor;
             const int token = first + m * 16 + h * 8 + lane / 4;
             if (lane % 4 == 0 && token <= last) {
                 lse[attention_row_at(c, place, token, place.head)] = ATTENTION_LN2 * (state.top[m][h] * scale2 + log2f(total));
@@ -123,7 +124,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2) attention_forward_kernel
         }
     }
     attention_store<HD, F::MT>(out + attention_out_at(c, place, first, place.head), c.out_stride, last + 1 - first, c.head_size, own, state.sum,
-                               factor);
+                               1.0f);
 }
 
 #endif

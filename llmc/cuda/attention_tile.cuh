@@ -118,11 +118,11 @@ static __device__ __forceinline__ void attention_add(float (&sum)[MT][HD / 8][4]
     }
 }
 
-// `to` (the first `count` of the rows, of head_size, `stride` apart) = sum (16*MT, HD) * factor (of the lane's rows), by way of the warp's rows of
-// a tile, so that whole pieces of 16 bytes leave. Nobody else uses these rows any more. All lanes call.
+// `to` (the first `count` of the rows, of head_size, `stride` apart) = sum (16*MT, HD) * factor, by way of the warp's rows of a tile,
+// so that whole pieces of 16 bytes leave. Nobody else uses these rows any more. All lanes call.
 template <int HD, int MT>
 static __device__ __forceinline__ void attention_store(bf16 *to, int64_t stride, int count, int head_size, bf16 *rows,
-                                                       const float (&sum)[MT][HD / 8][4], const float (&factor)[MT][2]) {
+                                                       const float (&sum)[MT][HD / 8][4], float factor) {
     const int lane = threadIdx.x % 32;
     __syncwarp(); // other lanes have read what is overwritten
 #pragma unroll
@@ -132,7 +132,7 @@ static __device__ __forceinline__ void attention_store(bf16 *to, int64_t stride,
             bf16 *row = rows + (m * 16 + h * 8 + lane / 4) * attention_stride(HD) + lane % 4 * 2;
 #pragma unroll
             for (int d = 0; d < HD / 8; d++) {
-                *reinterpret_cast<uint32_t *>(row + d * 8) = attention_pair(sum[m][d][2 * h] * factor[m][h], sum[m][d][2 * h + 1] * factor[m][h]);
+                *reinterpret_cast<uint32_t *>(row + d * 8) = attention_pair(sum[m][d][2 * h] * factor, sum[m][d][2 * h + 1] * factor);
             }
         }
     }

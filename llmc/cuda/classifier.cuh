@@ -112,8 +112,8 @@ template <class D> static __device__ __forceinline__ void classifier_masked(floa
     if (edge >= 0) dlogits[edge] = from_float<D>(0.0f);
 }
 
-// losses (N) =; dlogits (N, V), or nullptr. Grid: a block per token. Shared: 128 bytes. Expected share of HBM bandwidth 80%; not measured on a
-// device yet.
+// losses (N) =; dlogits (N, V), or nullptr. Grid: a block per token. Shared: 128 bytes; 40 registers. Expected share of HBM bandwidth 80%; not
+// measured on a device yet.
 template <class T, class D>
 __global__ void __launch_bounds__(CLASSIFIER_THREADS, 3)
     cross_entropy_kernel(float *losses, D *dlogits, const T *logits, const int32_t *targets, double dloss, int64_t V) {
@@ -139,8 +139,8 @@ struct ClassifierStats {
 };
 static_assert(sizeof(ClassifierStats) == 3 * sizeof(float), "stats are (N, 3)");
 
-// stats (N) =. Grid: a block per token. Shared: 128 bytes. Bytes per logit in bf16: 2 read. Expected share of HBM bandwidth 85%; not measured on a
-// device yet.
+// stats (N) =. Grid: a block per token. Shared: 128 bytes; 40 registers. Bytes per logit in bf16: 2 read. Expected share of HBM bandwidth 85%; not
+// measured on a device yet.
 template <class T>
 __global__ void __launch_bounds__(CLASSIFIER_THREADS, 3)
     cross_entropy_local_kernel(ClassifierStats *stats, const T *logits, const int32_t *targets, int64_t vocab_begin, int64_t V) {
@@ -176,8 +176,8 @@ static __device__ __forceinline__ ClassifierMerge classifier_merge(const Classif
     return {largest, (float)warp_sum(target), warp_sum(sum)};
 }
 
-// losses (N) =; dlogits (N, V), or nullptr. Grid: a block per token. Shared: 12 bytes. Bytes per logit in bf16: 2 read, 2 written; nothing is read
-// without a gradient. Expected share of HBM bandwidth 85%; not measured on a device yet.
+// losses (N) =; dlogits (N, V), or nullptr. Grid: a block per token. Shared: 8 bytes; 40 registers. Bytes per logit in bf16: 2 read, 2 written;
+// nothing is read without a gradient. Expected share of HBM bandwidth 85%; not measured on a device yet.
 template <class T, class D>
 __global__ void __launch_bounds__(CLASSIFIER_THREADS, 3)
     cross_entropy_merge_kernel(float *losses, D *dlogits, const T *logits, const ClassifierStats *all, int64_t R, const int32_t *targets,

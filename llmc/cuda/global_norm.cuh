@@ -10,8 +10,8 @@
 
 enum { NORM_PARTS = 512 }; // blocks, whatever the device: about four on each multiprocessor of a large one
 
-// parts (NORM_PARTS) = sums of squares of every NORM_PARTS-th tile of grad. Grid: NORM_PARTS blocks; tiles of 2048 elements. Shared: 256 bytes.
-// Bytes per element: 4 read. Expected share of HBM bandwidth 88%; not measured on a device yet.
+// parts (NORM_PARTS) = sums of squares of every NORM_PARTS-th tile of grad. Grid: NORM_PARTS blocks; tiles of 2048 elements. Shared: 256 bytes; 32
+// registers. Bytes per element: 4 read. Expected share of HBM bandwidth 88%; not measured on a device yet.
 __global__ void __launch_bounds__(SEGMENT_THREADS)
     grad_squares_kernel(double *parts, const float *grad, bool aligned, const Segment *segments, int64_t count) {
     __shared__ double shared32[32];
@@ -21,8 +21,8 @@ __global__ void __launch_bounds__(SEGMENT_THREADS)
         if (threadIdx.x == 0) parts[blockIdx.x] = 0;
         return;
     }
-    for (; segment_find(walk); walk.inside += NORM_PARTS) {
-        const int64_t first = segment_first(walk);
+    for (; segment_find(walk); walk.tile += NORM_PARTS) {
+        const int64_t first = walk.first + (int64_t)threadIdx.x * UNIT;
         if (aligned && first >= walk.begin && first + UNIT <= walk.stop) {
             const Unit<float> g = unit_load(grad + first, 0, UNIT, true);
 #pragma unroll

@@ -73,7 +73,7 @@ static __device__ __forceinline__ void norm_output(const NormForward<T> &p, T *o
     unit_store(out, c, p.C, p.packed, Unit<T>::of(y));
 }
 
-// Sum over eight channels of x or, with `centred` squares, of (x - mean)^2. Zero past the row's end.
+// Sums over eight channels of x, which is zero past the row's end, and of (x - mean)^2, which is not.
 template <class T> static __device__ __forceinline__ float norm_sum(const Unit<T> &x) {
     float sum = 0.0f;
 #pragma unroll
@@ -89,7 +89,7 @@ template <class T> static __device__ __forceinline__ float norm_squares(const Un
 
 // Thread t of a row has the units t, t+threads, ... Grid: WARP: 4 rows per block of 4 warps; otherwise a row per block of up to 512 threads.
 // Reads in and branch, writes sum and out: 8 bytes per channel in bf16, 4 without a branch; weight and bias come from the caches. Shared: 128
-// bytes. REGISTERS_FORWARD. Not measured on a device yet; expected 85-90% of the memory bandwidth.
+// bytes. 32 to 89 registers (64 for C 768, 57 for C 1032 to 8192). Not measured on a device yet; expected 85-90% of the memory bandwidth.
 template <class T, int UNITS, bool WARP>
 __global__ void __launch_bounds__(WARP ? NORM_ROWS * 32 : NORM_THREADS) norm_forward_kernel(NormForward<T> p) {
     __shared__ float shared[32];
@@ -205,7 +205,7 @@ static void cuda_norm_forward(Device *device, Buffer out, Buffer mean, Buffer rs
 }
 
 // out (N, C) = in + dropout(branch): the bits that norm_forward writes to sum. Grid: a thread per unit of 8, strides over the grid. Moves 6 bytes
-// per element in bf16. REGISTERS_RESIDUAL. Not measured on a device yet; expected 85% of the memory bandwidth.
+// per element in bf16. 31 registers. Not measured on a device yet; expected 85% of the memory bandwidth.
 template <class T>
 __global__ void __launch_bounds__(DROPOUT_THREADS)
     residual_forward_kernel(T *out, const T *in, const T *branch, DropoutDraw draw, int64_t N, int64_t C, bool packed) {
@@ -322,7 +322,8 @@ static __device__ __forceinline__ void norm_store_partial(float *partial, const 
 // Thread t of a row has the units t, t+threads, ...; the next row's loads are started before this row's sums, where registers allow (AHEAD).
 // Grid: WARP: 2 blocks of 8 warps per SM; otherwise blocks of up to 512 threads, 512 threads per SM.
 // Reads dout, x and (+=) dx, writes dx: 8 bytes per channel in bf16, 6 with `=`. Shared: 256 bytes, WARP: 8 KiB.
-// REGISTERS_BACKWARD. Not measured on a device yet; expected 75-80% of the memory bandwidth.
+// 80 to 128 registers; rows above 8192 leave dbias to column_sums_kernel, or its sums would not fit (2 bytes more per channel). Not measured on a
+// device yet; expected 75-80% of the memory bandwidth.
 template <class T, int UNITS, bool WARP>
 __global__ void __launch_bounds__(WARP ? COLUMNS_THREADS : NORM_THREADS, WARP ? NORM_BACKWARD_PER_SM : 1) norm_backward_kernel(NormBackward<T> p) {
     constexpr bool BIAS = UNITS < 4, AHEAD = sizeof(T) == 2 && UNITS < 3;

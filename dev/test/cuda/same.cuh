@@ -1,4 +1,4 @@
-// same.cuh: whether two results of the CUDA device agree in every bit. Knows no op.
+// same.cuh: whether two results of the CUDA device agree in every bit; inputs of particular kinds. Knows no op.
 #ifndef TEST_CUDA_SAME_CUH
 #define TEST_CUDA_SAME_CUH
 
@@ -10,6 +10,13 @@ static inline void compare_same(Compare *t, const char *what, Buffer a, Buffer b
     int64_t differ = 0;
     for (size_t i = 0; i < first.size(); i++) differ += memcmp(&first[i], &second[i], sizeof(float)) != 0;
     compare_record(t, what, (double)differ, 0);
+}
+
+// All but the first `skip` elements: addresses that are not aligned to 16 bytes.
+static inline Both both_shifted(Both both, int64_t skip) {
+    for (Buffer &buffer : both.at) buffer = buffer_at(buffer, skip);
+    both.n -= skip;
+    return both;
 }
 
 // Multiples of 1/64 in (-1, 1): what bf16 can hold, their sums too.

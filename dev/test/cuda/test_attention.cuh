@@ -35,7 +35,7 @@ static AttentionCase attention_create(Compare *t, const std::vector<int> &length
 
 static void attention_same(Compare *t, const char *what, const Both &a, const Both &b) {
     const std::vector<float> x = compare_read(t, 1, a[1], a.n), y = compare_read(t, 1, b[1], b.n);
-    compare_record(t, what, memcmp(x.data(), y.data(), x.size() * sizeof(float)) == 0 ? 0 : 1, 0);
+    compare_record(t, what, x.empty() || memcmp(x.data(), y.data(), x.size() * sizeof(float)) == 0 ? 0 : 1, 0);
 }
 
 // The first query of a document sees one key: out is that key's value, bit for bit, and lse their score.

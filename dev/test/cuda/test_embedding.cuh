@@ -62,6 +62,26 @@ static void test_embedding_case(Compare *t, const EmbeddingCase &c, Dtype dtype)
     compare_release(t);
 }
 
+// Every id has as many tokens as a chunk has places, and the table is zero: the rows of an id are then added one after another, as on the CPU. They
+// are of all magnitudes: only token order gives the CPU's bits. Ids far apart take several passes of the sort, tokens of an id lie in several of
+// its tiles.
+static void test_embedding_order(Compare *t, int64_t each, int64_t stride) {
+    const int64_t N = each * each, V = each * stride, C = 3;
+    compare_case(t, "%lld tokens in order, V %lld", (long long)N, (long long)V);
+    std::vector<int32_t> ids((size_t)N);
+    for (int64_t n = 0; n < N; n++) ids[(size_t)n] = (int32_t)((n * 5 + n / each) % each * stride);
+    std::vector<float> rows((size_t)(N * C));
+    for (float &value : rows) value = (float)(compare_uniform(t) * pow(10, 4 * compare_uniform(t)));
+    const Both token = both_ints(t, ids), dout = both_values(t, rows, DTYPE_F32),
+               dwte = both_values(t, std::vector<float>((size_t)(V * C)), DTYPE_F32);
+    on_both(t, [&](Device *d, int w) {
+        const Buffer none = {nullptr, DTYPE_F32};
+        d->embedding_backward(d, dwte[w], none, dout[w], token[w], none, nullptr, N, C, 0, V, 1);
+    });
+    compare(t, "embedding_backward dwte, token order", dwte, 0);
+    compare_release(t);
+}
+
 static void test_embedding(Compare *t) {
     static const EmbeddingCase cases[] = {
         {1, 1, 1, 1, 0, 1, 0, true, false, 0},
@@ -80,6 +100,8 @@ static void test_embedding(Compare *t) {
     for (const EmbeddingCase &c : cases) {
         for (Dtype dtype : {DTYPE_F32, DTYPE_BF16}) test_embedding_case(t, c, dtype);
     }
+    test_embedding_order(t, 32, 1);
+    test_embedding_order(t, 64, 300);
     on_both(t, [&](Device *d, int) { // no tokens: nothing is read or written
         const Buffer none = {nullptr, DTYPE_F32};
         d->embedding_forward(d, none, none, none, none, none, nullptr, 0, 8, 0, 4);

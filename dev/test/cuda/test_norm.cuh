@@ -3,7 +3,7 @@
 #define TEST_CUDA_TEST_NORM_CUH
 
 #include "dev/test/cuda/compare.cuh" // Compare
-#include "dev/test/cuda/same.cuh"    // compare_same, both_coarse, both_tokens
+#include "dev/test/cuda/same.cuh"    // compare_same, both_shifted, both_coarse, both_tokens
 #include "llmc/cuda/cuda.cuh"        // CudaDevice
 #include "llmc/cuda/reduce.cuh"      // cuda_column_sums_
 
@@ -17,25 +17,18 @@ static const NormShape norm_shapes[] = {
     {40, 37, 0},  {3, 1029, 0}, {2, 2055, 0}, {3, 64, 1},   {2, 1032, 1},  {1200, 16, 0}, {300, 1040, 0},
 };
 
-// Where the outputs of `n` elements begin, at an address like the inputs'.
-static Both norm_shifted_(Both both, int64_t skip) {
-    for (Buffer &buffer : both.at) buffer = buffer_at(buffer, skip);
-    both.n -= skip;
-    return both;
-}
-
 static void norm_forward_case_(Compare *t, NormShape shape, Dtype dtype, int kind, bool branch, bool bias, bool drops) {
     const int64_t N = shape.N, C = shape.C, n = N * C + shape.skip;
     compare_case(t, "forward N %lld, C %lld, skip %lld, kind %d, branch %d, bias %d, dropout %d", (long long)N, (long long)C, (long long)shape.skip,
                  kind, branch, bias, drops);
     // Coarse, so that the sum of in and branch, the latter doubled by dropout, is exact: what follows is that of one input.
-    const Both in = norm_shifted_(both_coarse(t, n, dtype), shape.skip);
-    const Both add = branch ? norm_shifted_(both_coarse(t, n, dtype), shape.skip) : both_absent();
+    const Both in = both_shifted(both_coarse(t, n, dtype), shape.skip);
+    const Both add = branch ? both_shifted(both_coarse(t, n, dtype), shape.skip) : both_absent();
     const Both weight = both_random(t, C, dtype, 1, 0.5), shift = bias ? both_random(t, C, dtype, 0, 0.5) : both_absent(),
                token = both_tokens(t, N);
-    const Both out = norm_shifted_(both_output(t, n, dtype), shape.skip), rstd = both_output(t, N, DTYPE_F32);
+    const Both out = both_shifted(both_output(t, n, dtype), shape.skip), rstd = both_output(t, N, DTYPE_F32);
     const Both mean = kind == NORM_LAYERNORM ? both_output(t, N, DTYPE_F32) : both_absent();
-    const Both sum = branch ? norm_shifted_(both_output(t, n, dtype), shape.skip) : both_absent();
+    const Both sum = branch ? both_shifted(both_output(t, n, dtype), shape.skip) : both_absent();
     on_both(t, [&](Device *d, int w) {
         const Dropout dropout = {0x0123456789abcdef, 7, drops ? 32768u : 65536u, token[w]};
         d->norm_forward(d, out[w], mean[w], rstd[w], sum[w], in[w], add[w], weight[w], shift[w], &dropout, kind, 1e-5, N, C);
@@ -45,7 +38,7 @@ static void norm_forward_case_(Compare *t, NormShape shape, Dtype dtype, int kin
     if (kind == NORM_LAYERNORM) compare(t, "norm_forward mean", mean, 1e-6);
     if (branch) {
         compare(t, "norm_forward sum", sum, 0);
-        const Both alone = norm_shifted_(both_output(t, n, dtype), shape.skip);
+        const Both alone = both_shifted(both_output(t, n, dtype), shape.skip);
         on_both(t, [&](Device *d, int w) {
             const Dropout dropout = {0x0123456789abcdef, 7, drops ? 32768u : 65536u, token[w]};
             d->residual_forward(d, alone[w], in[w], add[w], &dropout, N, C);
@@ -59,10 +52,10 @@ static void norm_backward_case_(Compare *t, NormShape shape, Dtype dtype, int ki
     const int64_t N = shape.N, C = shape.C, n = N * C + shape.skip;
     compare_case(t, "backward N %lld, C %lld, skip %lld, kind %d, bias %d, dx %s, dweight %s, in place %d", (long long)N, (long long)C,
                  (long long)shape.skip, kind, bias, add_x ? "+=" : "=", add_w ? "+=" : "=", in_place);
-    const Both dout = norm_shifted_(both_random(t, n, dtype, 0.2, 1), shape.skip), x = norm_shifted_(both_random(t, n, dtype, 0.5, 1), shape.skip);
+    const Both dout = both_shifted(both_random(t, n, dtype, 0.2, 1), shape.skip), x = both_shifted(both_random(t, n, dtype, 0.5, 1), shape.skip);
     const Both weight = both_random(t, C, dtype, 1, 0.5), rstd = both_random(t, N, DTYPE_F32, 1.5, 0.5);
     const Both mean = kind == NORM_LAYERNORM ? both_random(t, N, DTYPE_F32, 0.5, 0.2) : both_absent();
-    const Both dx = in_place ? dout : norm_shifted_(add_x ? both_random(t, n, dtype, 0, 1) : both_output(t, n, dtype), shape.skip);
+    const Both dx = in_place ? dout : both_shifted(add_x ? both_random(t, n, dtype, 0, 1) : both_output(t, n, dtype), shape.skip);
     const Both dweight = add_w ? both_random(t, C, DTYPE_F32, 0, 1) : both_output(t, C, DTYPE_F32);
     const Both dbias = !bias ? both_absent() : add_w ? both_random(t, C, DTYPE_F32, 0, 1) : both_output(t, C, DTYPE_F32);
     on_both(t, [&](Device *d, int w) {

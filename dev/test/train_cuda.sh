@@ -1,0 +1,132 @@
+#!/usr/bin/env bash
+# The trainer on the simulated CUDA device (make sim) against the CPU device: losses, norms and gradients of the same runs, on one rank and on layouts of
+# several, in fp32 and bf16; checkpoints that move between the two devices; the same bits from every order of streams; stops. Skipped without a
+# CUDA toolkit, unless NEED_CUDA=1.
+#
+# usage: train_cuda.sh [--quick]   only a few of the runs
+set -uo pipefail
+cd "$(dirname "$0")/../.."
+quick=${1:-}
+# shellcheck source=dev/test/common.sh
+. dev/test/common.sh
+need_ranks
+cuda=${CUDA:-/usr/local/cuda}
+if [ ! -e "$cuda/include/cuda_runtime.h" ]; then
+    echo "no CUDA toolkit in $cuda: the CUDA device cannot be simulated"
+    [ "${NEED_CUDA:-0}" = 1 ] && exit 1
+    exit 77
+fi
+sim=${SIM:-./train_gptcu_sim}
+make -s train_gpt build/make_tokens build/compare_grads "${sim#./}" || exit 1
+build/make_tokens "$dir/train.bin" 6000 101 3 || exit 1
+
+common=(--vocab 101 --seq 24 --micro-batch 2 --global-batch 8 --lr 3e-3 --schedule constant --steps 4 --save-every 0 --train "$dir/train.bin" --val "$dir/train.bin"
+    --val-batches 2)
+declare -A model=(
+    [gpt2]="--layers 4 --channels 64 --heads 4 --dropout 0.1"
+    [llama]="--layers 4 --channels 64 --heads 4 --kv-heads 2 --norm rmsnorm --position rope --activation swiglu --bias off --tied off --qk-norm on"
+)
+# losses OUT, norms OUT: of the steps; then the validation
+losses() { field "$1" loss; sed -nE 's/.*"val_loss":([-0-9.e+]+).*/\1/p' "$1/log.jsonl"; }
+
+# run RANKS OUT PROGRAM FLAG...
+run() {
+    local count=$1 out=$2 program=$3
+    shift 3
+    rm -rf "$out" "$out.grads"
+    ranks "$count" "$program" "${common[@]}" --out "$out" --dump-grads "$out.grads" "$@" && return 0
+    bad "$count ranks $program $*: exit $?: $(grep -h 'train_gpt:\|simcu\|ERROR' "$dir/stderr" | head -3)"
+    return 1
+}
+# same NAME RANKS MODEL FLAG...: the simulated device agrees with one rank of the CPU
+same() {
+    local name=$1 count=$2 kind=$3 loss norm grads
+    shift 3
+    # shellcheck disable=SC2086
+    run "$count" "$dir/sim" "$sim" ${model[$kind]} "$@" || return
+    loss=$(close "$(losses "$dir/sim")" "$(losses "$dir/$kind")" 1e-5) && norm=$(close "$(field "$dir/sim" grad_norm)" "$(field "$dir/$kind" grad_norm)" 2e-5) &&
+        grads=$(build/compare_grads "$dir/sim.grads/grads.safetensors" "$dir/$kind.grads/grads.safetensors" 1e-5 | tail -n 1)
+    verdict $? "$kind $name: losses $loss, norms $norm; $grads"
+}
+
+for kind in gpt2 llama; do
+    # shellcheck disable=SC2086
+    run 1 "$dir/$kind" ./train_gpt ${model[$kind]} || tally || exit 1
+    same "1 rank" 1 $kind
+done
+if [ "$quick" = --quick ]; then tally && exit 0 || exit 1; fi
+same "tp 2 sp" 2 llama --tp 2 --sp on
+same "pp 2, interleaved" 2 gpt2 --pp 2 --pp-schedule interleaved --virtual-stages 2
+same "zero 1" 2 gpt2 --zero 1
+same "zero 2" 2 llama --zero 2
+same "zero 3" 2 gpt2 --zero 3
+same "tp 2, pp 2, zero bubble" 4 llama --tp 2 --pp 2 --pp-schedule zb
+same "pp 2, dp 2, zero 3" 4 llama --pp 2 --zero 3
+same "dp 4, shards of 2" 4 gpt2 --zero 2 --shard-group 2
+
+# bf16: as far from fp32 as the CPU device is in bf16
+# shellcheck disable=SC2086
+for kind in gpt2 llama; do
+    run 1 "$dir/cpu16" ./train_gpt ${model[$kind]} --precision bf16 && run 1 "$dir/sim16" "$sim" ${model[$kind]} --precision bf16 || continue
+    apart=$(close "$(losses "$dir/sim16")" "$(losses "$dir/cpu16")" 2e-3) && norms=$(close "$(field "$dir/sim16" grad_norm)" "$(field "$dir/cpu16" grad_norm)" 2e-2)
+    verdict $? "$kind bf16: losses $apart, norms $norms"
+    cp -r "$dir/sim16" "$dir/sim16.$kind"
+done
+# shellcheck disable=SC2086
+run 2 "$dir/sim" "$sim" ${model[gpt2]} --precision bf16 --zero 2 --grad-reduce bf16 &&
+    apart=$(close "$(losses "$dir/sim")" "$(losses "$dir/sim16.gpt2")" 2e-3)
+verdict $? "gpt2 bf16, zero 2, gradients travel in bf16: losses $apart"
+
+# every order of threads, streams and asynchronous copies gives the same bits; so do buckets, and communication that does not overlap
+# shellcheck disable=SC2086
+if run 2 "$dir/first" "$sim" ${model[llama]} --precision bf16 --zero 2; then
+    for seed in 1 2; do
+        SIMCU_SEED=$seed SIMCU_STREAMS=$seed SIMCU_CPASYNC=random run 2 "$dir/sim" "$sim" ${model[llama]} --precision bf16 --zero 2 && [ "$(facts "$dir/sim")" = "$(facts "$dir/first")" ]
+        verdict $? "the same bits with SIMCU_SEED and SIMCU_STREAMS $seed"
+    done
+    run 2 "$dir/sim" "$sim" ${model[llama]} --precision bf16 --zero 2 --overlap off && [ "$(facts "$dir/sim")" = "$(facts "$dir/first")" ]
+    verdict $? "the same bits without overlap"
+fi
+
+# checkpoints move between devices and layouts
+# shellcheck disable=SC2086
+{
+    run 2 "$dir/moved" "$sim" ${model[llama]} --zero 1 --steps 2 --save-every 2 --async-save off &&
+        ranks 1 ./train_gpt "${common[@]}" ${model[llama]} --out "$dir/moved" --resume auto --save-every 3 --steps 3 --save-every 1 &&
+        ranks 2 "$sim" "${common[@]}" ${model[llama]} --out "$dir/moved" --resume auto --save-every 1 --pp 2 &&
+        apart=$(close "$(losses "$dir/moved" | sed 3,4d)" "$(losses "$dir/llama" | sed 3,4d)" 1e-5)
+    verdict $? "2 steps on the simulated device, 1 on the CPU, 1 on the simulated device with --pp 2: losses $apart"
+    grep -q '"kernel_launches":[1-9]' "$dir/moved/log.jsonl"
+    verdict $? "the last record counts $(sed -nE 's/.*"kernel_launches":([0-9]+).*/\1/p' "$dir/moved/log.jsonl" | tail -n 1) kernels"
+}
+
+# a signal: saved, exit 7, and the run goes on to the same end
+# shellcheck disable=SC2086
+{
+    rm -rf "$dir/stopped"
+    timeout 100 "$sim" "${common[@]}" ${model[gpt2]} --out "$dir/stopped" --steps 1000 >"$dir/stdout" 2>"$dir/stderr" </dev/null &
+    job=$!
+    for ((i = 0; i < 600; i++)); do
+        [ "$(wc -l 2>/dev/null <"$dir/stopped/log.jsonl" || echo 0)" -ge 1 ] && break
+        sleep 0.1
+    done
+    kill -USR1 $job
+    wait $job
+    status=$?
+    [ $status -eq 7 ] && [ "$(ls -d "$dir"/stopped/step_* | wc -l)" -eq 1 ] && grep -q 'stopped by SIGUSR1' "$dir/stderr"
+    verdict $? "SIGUSR1: exit $status, $(ls "$dir/stopped" | grep step_)"
+}
+
+# refused before anything is allocated
+# refused WORDS FLAG...
+refused() {
+    local words=$1 status
+    shift
+    "$sim" "${common[@]}" "$@" >"$dir/stdout" 2>"$dir/stderr" </dev/null
+    status=$?
+    [ $status -eq 2 ] && [ "$(wc -l <"$dir/stderr")" -eq 1 ] && grep -q "$words" "$dir/stderr"
+    verdict $? "refused: $* ($(cut -c1-100 "$dir/stderr"))"
+}
+refused 'multiple of 16' --layers 1 --channels 40 --heads 5 --precision bf16
+refused 'on a device' --layers 100 --channels 65536 --heads 512
+tally
