@@ -66,7 +66,7 @@ static void test_algorithms(Compare *t) {
     compare_record(t, "algorithms, the same way again", algorithms_launches_(t, path) != launches, 0);
     compare_record(t, "algorithms, nothing to choose again", algorithms_slurp_(path) != first, 0);
 
-    // fields: 13 of the product, verdict, ms, 8 of the algorithm. The epilogue's verdict is turned round: the other way must be taken, with good
+    // fields: 14 of the product, verdict, ms, 8 of the algorithm. The epilogue's verdict is turned round: the other way must be taken, with good
     // results.
     std::string turned, poisoned, line;
     std::stringstream lines(first);
@@ -76,8 +76,8 @@ static void test_algorithms(Compare *t) {
         if (number > 0) {
             other.clear(), bad.clear();
             for (int field = 0; words >> word; field++) {
-                other += (field == 0 ? "" : " ") + (field == 13 && word != "0" ? std::string(word == "1" ? "2" : "1") : word);
-                bad += (field == 0 ? "" : " ") + (field >= 15 ? std::string("ffffffffffffffff") : word);
+                other += (field == 0 ? "" : " ") + (field == 14 && word != "0" ? std::string(word == "1" ? "2" : "1") : word);
+                bad += (field == 0 ? "" : " ") + (field >= 16 ? std::string("ffffffffffffffff") : word);
             }
         }
         turned += other + "\n", poisoned += bad + "\n";
@@ -99,7 +99,7 @@ static void test_algorithms(Compare *t) {
     algorithms_ignored_(t, "a line cut short", path, first.substr(0, first.size() - 5));
     algorithms_ignored_(t, "a word too many", path, first + "0 " + first.substr(first.find('\n') + 1));
     algorithms_ignored_(t, "not a number", path, first + "0 0 0 one\n");
-    algorithms_ignored_(t, "time is not a number", path, first + "0 0 0 1 1 1 0 1 256 256 256 0 0 0 nan 0 0 0 0 0 0 0 0\n");
+    algorithms_ignored_(t, "time is not a number", path, first + "0 0 0 1 1 1 0 0 1 256 256 256 0 0 0 nan 0 0 0 0 0 0 0 0\n");
     algorithms_ignored_(t, "a zero byte", path, first + std::string(1, '\0'));
     unlink(path.c_str());
     compare_case(t, "a directory, a path that cannot be");
