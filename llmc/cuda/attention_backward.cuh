@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS) attention_delta_kernel(Atte
 
 // Tiles of a block's own rows (16*MT for each of four warps) x columns of a step.
 template <int HD> struct AttentionKeys { // own: keys; steps: queries
-    static constexpr int MT = HD <= 64 ? 2 : 1, ROWS = 64 * MT, COLUMNS = HD <= 64 ? 32 : 64, NT = COLUMNS / 8;
+    static constexpr int MT = HD <= 64 ? 2 : 1, ROWS = 64 * MT, COLUMNS = HD <= 64 ? 32 : HD <= 96 ? 64 : 48, NT = COLUMNS / 8;
     static constexpr int RESIDENT = ROWS * attention_stride(HD), STAGE = COLUMNS * attention_stride(HD); // elements of a tile
     static constexpr bool KEEP = HD <= 32;
     static constexpr size_t SHARED_BYTES = (2 * RESIDENT + 4 * STAGE) * sizeof(bf16) + 4 * COLUMNS * sizeof(float);
@@ -94,27 +94,30 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2)
     const AttentionPlace place = attention_place<B::ROWS>(c, c.kv_heads, false);
     if (place.tile < 0) return; // the whole block
     const int warp = threadIdx.x / 32, block_first = place.tile * B::ROWS, first = block_first + warp * 16 * B::MT;
-    const int last_head = (place.head + 1) * c.group - 1;
-    const float scale2 = c.scale * ATTENTION_LOG2E;
+    const int steps = (place.length - block_first + B::COLUMNS - 1) / B::COLUMNS * c.group; // of queries at or after the keys
     bf16 *key = shared, *value = key + B::RESIDENT, *stages = value + B::RESIDENT;
     float *statistics = reinterpret_cast<float *>(stages + 4 * B::STAGE); // (2, 2, COLUMNS) lse and delta of a stage
-    const auto load = [&](int head, int token, int stage) {
+    int head = place.head * c.group, token = block_first;                 // of the next step: queries from there on
+    const auto load = [&](int stage) {
         bf16 *query = stages + stage * 2 * B::STAGE;
         const int count = place.length - token;
         attention_load<HD, B::COLUMNS>(query, qkv + attention_q_at(c, place, token, head), c.qkv_stride, count, c.head_size);
         attention_load<HD, B::COLUMNS>(query + B::STAGE, dout + attention_out_at(c, place, token, head), c.out_stride, count, c.head_size);
-        if (threadIdx.x < 2 * B::COLUMNS) {
-            const int row = threadIdx.x % B::COLUMNS;
-            const float *from = (threadIdx.x < B::COLUMNS ? lse : delta) + attention_row_at(c, place, token, head);
-            cp_async4(statistics + stage * 2 * B::COLUMNS + threadIdx.x, from + row, row < count ? 4 : 0);
+        if (threadIdx.x < B::COLUMNS) {
+            const int64_t at = attention_row_at(c, place, token, head) + threadIdx.x;
+            const int bytes = (int)threadIdx.x < count ? 4 : 0;
+            cp_async4(statistics + stage * 2 * B::COLUMNS + threadIdx.x, lse + at, bytes);
+            cp_async4(statistics + (stage * 2 + 1) * B::COLUMNS + threadIdx.x, delta + at, bytes);
         }
         cp_async_commit();
+        token += B::COLUMNS;
+        if (token >= place.length) token = place.tile * B::ROWS, head++;
     };
     attention_load<HD, B::ROWS>(key, qkv + attention_k_at(c, place, block_first, place.head), c.qkv_stride, place.length - block_first,
                                 c.head_size);
     attention_load<HD, B::ROWS>(value, qkv + attention_v_at(c, place, block_first, place.head), c.qkv_stride, place.length - block_first,
                                 c.head_size);
-    load(place.head * c.group, block_first, 0);
+    load(0);
     cp_async_wait<0>();
     __syncthreads();
 
@@ -122,18 +125,16 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2)
     AttentionRows<HD, B::MT, B::KEEP> keys, values;
     keys.open(key), values.open(value);
     float dkey[B::MT][HD / 8][4] = {}, dvalue[B::MT][HD / 8][4] = {};
-    int head = place.head * c.group, token = block_first; // queries from here on; the next step's may be another head's
-    for (int stage = 0; head <= last_head; stage ^= 1) {
-        const bool end = token + B::COLUMNS >= place.length;
-        const int next_head = head + end, next = end ? block_first : token + B::COLUMNS;
-        if (next_head <= last_head) load(next_head, next, stage ^ 1);
-        const bf16 *query = stages + stage * 2 * B::STAGE;
-        const float *row_lse = statistics + stage * 2 * B::COLUMNS;
-        const int hidden = first - token; // + i: the first query that sees key i of the warp
+    int hidden = warp * 16 * B::MT; // + i: the first query of the step that sees key i of the warp
+    for (int step = 0; step < steps; step++) {
+        const int next_hidden = first - token;
+        if (step + 1 < steps) load((step + 1) % 2);
+        const bf16 *query = stages + step % 2 * 2 * B::STAGE;
+        const float *row_lse = statistics + step % 2 * 2 * B::COLUMNS;
         if (first < place.length && hidden < B::COLUMNS) {
             float p[B::MT][B::NT][4], ds[B::MT][B::NT][4];
             attention_dot<HD, B::MT, B::NT>(p, keys, query);
-            attention_probabilities<B::MT, B::NT>(p, row_lse, hidden + 16 * B::MT > 1, hidden, scale2);
+            attention_probabilities<B::MT, B::NT>(p, row_lse, hidden + 16 * B::MT > 1, hidden, c.scale2);
             attention_add<HD, B::MT, B::NT>(dvalue, p, query + B::STAGE);
             attention_dot<HD, B::MT, B::NT>(ds, values, query + B::STAGE);
             attention_score_gradients<B::MT, B::NT>(ds, p, row_lse + B::COLUMNS);
@@ -141,7 +142,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2)
         }
         cp_async_wait<0>();
         __syncthreads();
-        head = next_head, token = next;
+        hidden = next_hidden;
     }
     const int count = place.length - first;
     attention_store<HD, B::MT>(dqkv + attention_k_at(c, place, first, place.head), c.qkv_stride, count, c.head_size, key, dkey, c.scale);
@@ -183,7 +184,6 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2)
     const int warp = threadIdx.x / 32, kv = place.head / c.group;
     const int block_first = place.tile * B::ROWS, first = block_first + warp * 16 * B::MT, last = min(block_first + B::ROWS, place.length) - 1;
     const int tiles = last / B::COLUMNS + 1;
-    const float scale2 = c.scale * ATTENTION_LOG2E;
     bf16 *query = shared, *gradient = query + B::RESIDENT, *stages = gradient + B::RESIDENT;
     const auto load = [&](int tile) {
         bf16 *key = stages + tile % 2 * 2 * B::STAGE;
@@ -217,7 +217,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2)
             float s[B::MT][B::NT][4], ds[B::MT][B::NT][4];
             attention_dot<HD, B::MT, B::NT>(s, queries, key);
             attention_dot<HD, B::MT, B::NT>(ds, gradients, key + B::STAGE);
-            attention_row_gradients<B::MT, B::NT>(ds, s, rows, visible < B::COLUMNS - 1, visible, scale2);
+            attention_row_gradients<B::MT, B::NT>(ds, s, rows, visible < B::COLUMNS - 1, visible, c.scale2);
             attention_add<HD, B::MT, B::NT>(dquery, ds, key);
         }
         cp_async_wait<0>();
