@@ -4,7 +4,7 @@
 // usage: test_gptcu [WORD]   only the families whose name contains WORD
 #include "dev/test/cuda/compare.cuh"   // Compare
 #include "dev/test/cuda/cpu_device.h"  // cpu_device_open
-#include "dev/test/cuda/test_attention.cuh" // test_attention
+#include "dev/test/cuda/test_attention.cuh" // test_attention, test_attention_small
 #include "dev/test/cuda/test_cast.cuh" // test_cast
 #include "llmc/cuda/device.h"          // device_cuda
 
@@ -14,6 +14,7 @@ struct Family {
 };
 static const Family families[] = {
     {"attention", test_attention},
+    {"attention_small", test_attention_small},
     {"cast", test_cast},
 };
 
