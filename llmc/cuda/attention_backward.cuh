@@ -4,14 +4,19 @@
 // B.2). Deterministic without atomics: every gradient has one block that sums it up in a fixed order.
 //   keys     64 keys of a kv head: dk and dv, over the query heads of its group in order and all queries at or after the keys; 4 products
 //   queries  64 queries of a head: dq, over all keys before them; 3 products
-// The scores and dout v^T are computed twice: 7 products instead of the 5 of one pass that adds dq up with atomics.
+// The scores and dout v^T are computed twice: 7 products instead of the 5 of one pass that adds dq up with atomics (in an order that changes from
+// run to run) or in as many copies as there are tiles of keys. In exchange nothing of dq passes through fp32 memory, and no dS through shared
+// memory. By the yardstick's count, 10*HS operations for each visible pair of query and key, at most 5/7 of the rate of the products. Expected:
+// 170-230 TFLOP/s on an H100 where that style reaches 238-322. Not measured on a device yet.
 #ifndef LLMC_CUDA_ATTENTION_BACKWARD_CUH
 #define LLMC_CUDA_ATTENTION_BACKWARD_CUH
 
 #include "llmc/cuda/attention_place.cuh" // AttentionCall, attention_place
 #include "llmc/cuda/attention_tile.cuh"  // attention_load, attention_dot, attention_add, attention_store, ATTENTION_LOG2E
 
-// delta (heads, tokens) = row sums of dout*out. Grid strides over rows; eight lanes share one, neighbouring rows are neighbouring tokens.
+// delta (heads, tokens) = row sums of dout*out. Grid strides over rows; eight lanes share one, neighbouring rows are neighbouring tokens. Reads
+// 2*HS elements and writes 4 bytes per row, whole 128-byte lines at head size 64 and more: bound by memory, expected 85%. Not measured on a device
+// yet.
 template <class T>
 __global__ void __launch_bounds__(ATTENTION_THREADS) attention_delta_kernel(AttentionCall c, float *delta, const T *dout, const T *out) {
     const int64_t rows = c.tokens * c.heads, step = (int64_t)gridDim.x * (ATTENTION_THREADS / 8);
@@ -36,7 +41,8 @@ __global__ void __launch_bounds__(ATTENTION_THREADS) attention_delta_kernel(Atte
     }
 }
 
-// Tiles of a block's own rows (16*MT for each of four warps) x columns of a step.
+// Tiles of a block's own rows (16*MT for each of four warps) x columns of a step: as large as 255 registers allow with two blocks per SM. Two sums
+// (dk and dv) of 32 rows fit up to head size 64, one (dq) always.
 template <int HD> struct AttentionKeys { // own: keys; steps: queries
     static constexpr int MT = HD <= 64 ? 2 : 1, ROWS = 64 * MT, COLUMNS = HD <= 64 ? 32 : HD <= 96 ? 64 : 48, NT = COLUMNS / 8;
     static constexpr int RESIDENT = ROWS * attention_stride(HD), STAGE = COLUMNS * attention_stride(HD); // elements of a tile
@@ -85,7 +91,7 @@ static __device__ __forceinline__ void attention_score_gradients(float (&ds)[MT]
 }
 
 // Block: 64*MT keys of a kv head. Scores are computed transposed, (keys, queries), so that P^T and dS^T are left operands as they stand in
-// registers.
+// registers. Shared memory 30.5, 54.5, 79, 85.8 KiB and registers REGS_K for HD 32, 64, 96, 128 (sm_90a), no spills; two blocks per SM.
 template <int HD>
 __global__ void __launch_bounds__(ATTENTION_THREADS, 2)
     attention_keys_kernel(AttentionCall c, bf16 *dqkv, const float *delta, const bf16 *dout, const bf16 *qkv, const float *lse) {
@@ -134,9 +140,9 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2)
         if (first < place.length && hidden < B::COLUMNS) {
             float p[B::MT][B::NT][4], ds[B::MT][B::NT][4];
             attention_dot<HD, B::MT, B::NT>(p, keys, query);
+            attention_dot<HD, B::MT, B::NT>(ds, values, query + B::STAGE);
             attention_probabilities<B::MT, B::NT>(p, row_lse, hidden + 16 * B::MT > 1, hidden, c.scale2);
             attention_add<HD, B::MT, B::NT>(dvalue, p, query + B::STAGE);
-            attention_dot<HD, B::MT, B::NT>(ds, values, query + B::STAGE);
             attention_score_gradients<B::MT, B::NT>(ds, p, row_lse + B::COLUMNS);
             attention_add<HD, B::MT, B::NT>(dkey, ds, query);
         }
@@ -173,7 +179,8 @@ static __device__ __forceinline__ void attention_row_gradients(float (&ds)[MT][N
     }
 }
 
-// Block: 128 queries of a head.
+// Block: 128 queries of a head, against all keys before them. Shared memory 30, 54, 78, 102 KiB and registers REGS_Q for HD 32, 64, 96, 128
+// (sm_90a), no spills; two blocks per SM.
 template <int HD>
 __global__ void __launch_bounds__(ATTENTION_THREADS, 2)
     attention_queries_kernel(AttentionCall c, bf16 *dqkv, const float *delta, const bf16 *dout, const bf16 *qkv, const float *lse) {
