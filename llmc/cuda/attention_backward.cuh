@@ -91,7 +91,7 @@ static __device__ __forceinline__ void attention_score_gradients(float (&ds)[MT]
 }
 
 // Block: 64*MT keys of a kv head. Scores are computed transposed, (keys, queries), so that P^T and dS^T are left operands as they stand in
-// registers. Shared memory 30.5, 54.5, 79, 85.8 KiB and registers REGS_K for HD 32, 64, 96, 128 (sm_90a), no spills; two blocks per SM.
+// registers. Shared memory 30.5, 54.5, 79, 85.8 KiB and registers 213, 246, 243, 253 for HD 32, 64, 96, 128 (sm_90a), no spills; two blocks per SM.
 template <int HD>
 __global__ void __launch_bounds__(ATTENTION_THREADS, 2)
     attention_keys_kernel(AttentionCall c, bf16 *dqkv, const float *delta, const bf16 *dout, const bf16 *qkv, const float *lse) {
@@ -179,8 +179,8 @@ static __device__ __forceinline__ void attention_row_gradients(float (&ds)[MT][N
     }
 }
 
-// Block: 128 queries of a head, against all keys before them. Shared memory 30, 54, 78, 102 KiB and registers REGS_Q for HD 32, 64, 96, 128
-// (sm_90a), no spills; two blocks per SM.
+// Block: 128 queries of a head, against all keys before them. Shared memory 30, 54, 78, 102 KiB and registers 164, 246, 242, 254 for HD 32, 64, 96,
+// 128 (sm_90a), no spills; two blocks per SM.
 template <int HD>
 __global__ void __launch_bounds__(ATTENTION_THREADS, 2)
     attention_queries_kernel(AttentionCall c, bf16 *dqkv, const float *delta, const bf16 *dout, const bf16 *qkv, const float *lse) {
