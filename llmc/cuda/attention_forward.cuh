@@ -66,10 +66,10 @@ static __device__ __forceinline__ void attention_softmax(AttentionState<HD, MT> 
 
 // Block: 128 queries of a head against all keys before them, two stages of keys and values: the next one arrives while the current one is computed.
 // Grid: attention_grid_. Shared memory 30, 54, 78, 68 KiB and registers 190, 244, 254, 247 for HD 32, 64, 96, 128 (sm_90a), no spills; two blocks
-// per SM. Work: 4*HS operations for each visible pair of query and key, plus the half of the tiles on the diagonal that is masked (4% at T = 1024,
-// HS 64: a warp skips tiles of keys after its last query). Bytes: q, k, v, out once, 2*(QKV + NH*HS) + 4*NH per token, as long as the keys and
-// values of the blocks that run together stay in L2: bound by mma.sync and, at head size 64, by exponentials. Expected: 80-100% of the yardstick of
-// this style (H100: 306-370 TFLOP/s). Not measured on a device yet.
+// per SM. Work: 4*HS operations for each visible pair of query and key, plus what is masked in the tiles on the diagonal (at T = 1024 6% with tiles
+// of 64 keys, 3% with 32: a warp skips tiles after its last query). Bytes: q, k, v, out once, 2*(QKV + NH*HS) + 4*NH per token, as long as the keys
+// and values of the blocks that run together stay in L2: bound by mma.sync; the exponentials take 60% of its time at head size 64, half of that at
+// 128, on units of their own. Expected: 80-100% of the yardstick of this style (H100: 306-370 TFLOP/s). Not measured on a device yet.
 template <int HD>
 __global__ void __launch_bounds__(ATTENTION_THREADS, 2) attention_forward_kernel(AttentionCall c, bf16 *out, float *lse, const bf16 *qkv) {
     typedef AttentionForward<HD> F;
