@@ -130,10 +130,13 @@ static void attention_supported(Compare *t) {
     compare_record(t, "attention shapes supported, wrong answers", (double)wrong, 0);
 }
 
-// The least that passes through every kernel's loop and edges: for forms of the simulated device that are slow.
+// The least that passes through every kernel's loop and edges, and through both ways to number blocks: for slow forms of the simulated device.
 static void test_attention_small(Compare *t) {
     attention_supported(t);
-    for (Dtype dtype : {DTYPE_F32, DTYPE_BF16}) attention_case(t, {3, 130}, {2, 1, 48}, dtype);
+    for (Dtype dtype : {DTYPE_F32, DTYPE_BF16}) attention_case(t, {3, 130}, {4, 2, 48}, dtype);
+    std::vector<int> ragged(40, 0);
+    ragged[3] = 70, ragged[10] = 1, ragged[39] = 2;
+    attention_case(t, ragged, {1, 1, 5}, DTYPE_F32);
 }
 
 static void test_attention(Compare *t) {
