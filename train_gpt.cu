@@ -1,13 +1,13 @@
 // train_gpt.cu: the CUDA device: gathers llmc/cuda/*.cuh into one unit and fills the device table (llmc/device.h) for the trainer, which stays C
 // (train_gpt.c). Built by nvcc for GPUs, and by a C++ compiler for the simulated device (dev/cudasim).
-#include "llmc/cuda/cast.cuh"    // cuda_cast, cuda_accumulate
-#include "llmc/cuda/cuda.cuh"    // CudaDevice
-#include "llmc/cuda/device.h"    // device_cuda
+#include "llmc/cuda/cast.cuh"   // cuda_cast, cuda_accumulate
+#include "llmc/cuda/cuda.cuh"   // CudaDevice
+#include "llmc/cuda/device.h"   // device_cuda
 #include "llmc/cuda/dropout.cuh" // cuda_dropout_backward
-#include "llmc/cuda/memory.cuh"  // cuda_alloc, cuda_copy_*
-#include "llmc/cuda/mlp.cuh"     // cuda_swiglu_*
-#include "llmc/cuda/norm.cuh"    // cuda_norm_*, cuda_residual_forward
-#include "llmc/cuda/rope.cuh"    // cuda_qk_*
+#include "llmc/cuda/memory.cuh" // cuda_alloc, cuda_copy_*
+#include "llmc/cuda/mlp.cuh"    // cuda_swiglu_*
+#include "llmc/cuda/norm.cuh"   // cuda_norm_*, cuda_residual_forward
+#include "llmc/cuda/rope.cuh"   // cuda_qk_*
 
 // Opens device `ordinal` and fills the table.
 Device device_cuda(int ordinal) {
