@@ -8,6 +8,7 @@
 
 enum { POSITIONS = 1000 };
 static const double eps = 1e-5;
+static const RopeScaling unscaled = {0};
 
 typedef struct {
     int64_t N, NH, NKV, HS, QKV, normed_heads;
@@ -53,7 +54,7 @@ static Problem problem_create(int64_t N, int64_t NH, int64_t NKV, int64_t HS, Dt
     }
     if (rope) {
         p.table = new_buffer(POSITIONS * HS, DTYPE_F32), p.positions = new_buffer(N, DTYPE_I32);
-        rope_table_fill(p.table.data, POSITIONS, HS, 1e4);
+        rope_table_fill(p.table.data, POSITIONS, HS, 1e4, &unscaled);
         for (int64_t n = 0; n < N; n++) ((int32_t *)p.positions.data)[n] = (int32_t)((n * 977 + 3) % POSITIONS);
     }
     return p;
@@ -230,7 +231,7 @@ static void test_table(void) {
     printf("the table of angles\n");
     enum { FAR = 131072, HS = 128 };
     float *table = base_new((size_t)FAR * HS, sizeof *table);
-    rope_table_fill(table, FAR, HS, 5e5);
+    rope_table_fill(table, FAR, HS, 5e5, &unscaled);
     double worst = 0;
     for (int64_t position = 0; position < FAR; position += position < 100 ? 1 : 3001) {
         for (int64_t i = 0; i < HS / 2; i++) {
