@@ -1320,7 +1320,7 @@ static void export_hf(Run *run) {
     const Options *o = &run->options;
     Error error = {0};
     if (o->export_hf == NULL) return;
-    json_t *ids = hf_export_ids(o, loader_config(run, true).eot);
+    json_t *ids = hf_export_ids(o->init_from, loader_config(run, true).eot);
     const HfExport export = {
         .directory = o->export_hf, .dtype = export_dtype(o), .shard_bytes = hf_export_shard_bytes(o), .tokenizer = o->tokenizer, .ids = ids};
     require(run, hf_export_write(&export, &run->trainer.model, is_first(run), export_whole, run, &error), &error);

@@ -333,6 +333,20 @@ static inline json_t *hf_llama_json_(const ModelConfig *m, HfFamily family) {
     return root;
 }
 
+// The text of an object with as few digits as tell its numbers apart (1e-05, not 1.0000000000000001e-05), to be freed by the caller.
+static inline char *hf_json_text_(const json_t *root) {
+    char *text = NULL;
+    for (int digits = 6; digits <= 17; digits++) {
+        free(text);
+        text = json_dumps(root, JSON_INDENT(2) | JSON_SORT_KEYS | JSON_REAL_PRECISION(digits));
+        json_t *again = json_loads(text, 0, NULL);
+        const bool same = json_equal(root, again) == 1;
+        json_decref(again);
+        if (same) break;
+    }
+    return text;
+}
+
 // The text of config.json, to be freed by the caller. ids: as in HfConfig; what is not in it is null.
 static inline char *hf_config_text(const ModelConfig *m, HfFamily family, Dtype dtype, const json_t *ids) {
     static const char *const keys[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
@@ -346,7 +360,7 @@ static inline char *hf_config_text(const ModelConfig *m, HfFamily family, Dtype 
         json_t *value = json_object_get(ids, keys[i]);
         json_object_set_new(root, keys[i], value != NULL ? json_incref(value) : json_null());
     }
-    char *text = json_dumps(root, JSON_INDENT(2) | JSON_SORT_KEYS | JSON_REAL_PRECISION(17));
+    char *text = hf_json_text_(root);
     json_decref(root);
     return text;
 }

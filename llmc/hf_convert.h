@@ -19,12 +19,13 @@ static inline json_t *hf_eot_ids_(int64_t eot) {
     return json_pack("{s:I, s:I}", "bos_token_id", (json_int_t)eot, "eos_token_id", (json_int_t)eot);
 }
 
-// What an export says of special tokens: the same as the Hugging Face model that the weights came from, else the end of document (-1: none).
-static inline json_t *hf_export_ids(const Options *o, int64_t eot) {
+// What an export says of special tokens: the same as the Hugging Face model that the weights came from (--init-from, may be NULL), else the end of
+// document (-1: none).
+static inline json_t *hf_export_ids(const char *init_from, int64_t eot) {
     HfConfig config;
     Error ignored = {0};
-    if (o->init_from == NULL || !model_source_is_hf(o->init_from)) return hf_eot_ids_(eot);
-    char *path = path_join(o->init_from, "config.json");
+    if (init_from == NULL || !model_source_is_hf(init_from)) return hf_eot_ids_(eot);
+    char *path = path_join(init_from, "config.json");
     json_t *ids = hf_config_read(path, &config, &ignored) ? json_incref(config.ids) : hf_eot_ids_(eot); // it may be gone by now
     free(path);
     hf_config_free(&config);
@@ -48,10 +49,15 @@ static inline float *hf_convert_whole_(void *context, int tensor, Error *error) 
     return NULL;
 }
 
+// A flag of the run that saved a checkpoint; NULL: none, or no checkpoint.
+static inline const char *hf_convert_flag_(const ModelWeights *weights, const char *flag) {
+    return weights->hf ? NULL : json_string_value(json_object_get(weights->checkpoint.manifest.state.flags, flag));
+}
+
 // The id that ends documents: of --eot, of the tokenizer, or of the checkpoint's flags; -1: not known.
 static inline bool hf_convert_eot_(const Options *o, const Model *model, const ModelWeights *weights, int64_t *eot, Error *error) {
     Tokenizer tokenizer = {.eot = -1};
-    const char *flag = weights->hf ? NULL : json_string_value(json_object_get(weights->checkpoint.manifest.state.flags, "eot"));
+    const char *flag = hf_convert_flag_(weights, "eot");
     if (o->tokenizer != NULL && !tokenizer_open(&tokenizer, o->tokenizer, error)) return false;
     const int64_t vocab = tokenizer.vocab;
     *eot = o->given[OPTION_eot] ? o->eot : tokenizer.eot >= 0 ? tokenizer.eot : flag != NULL ? strtoll(flag, NULL, 10) : -1;
@@ -69,7 +75,7 @@ static inline bool hf_convert_write_(const Options *o, const Model *model, const
     HfConversion_ conversion = {weights, model};
     int64_t eot;
     if (!hf_convert_eot_(o, model, weights, &eot, error) || !hf_export_check(o->export_hf, model, dtype, error)) return false;
-    json_t *ids = hf_export_ids(o, eot);
+    json_t *ids = hf_export_ids(weights->hf ? weights->model.directory : hf_convert_flag_(weights, "init-from"), eot);
     const HfExport export = {
         .directory = o->export_hf, .dtype = dtype, .shard_bytes = hf_export_shard_bytes(o), .tokenizer = o->tokenizer, .ids = ids};
     const bool good = hf_export_write(&export, model, true, hf_convert_whole_, &conversion, error);

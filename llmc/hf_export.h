@@ -52,15 +52,12 @@ static inline bool hf_export_check(const char *directory, const Model *model, Dt
         return fail(error, CODE_USAGE, "--export-hf: '%s' is there already: wanted a new or empty directory", directory);
     }
     char *above = base_copy_text(directory); // the nearest that is there
-    while (statvfs(above, &disk) != 0 && errno == ENOENT) {
+    bool known = statvfs(above, &disk) == 0;
+    while (!known && errno == ENOENT && strcmp(above, ".") != 0) {
         char *slash = strrchr(above, '/');
-        if (slash == NULL) {
-            strcpy(above, ".");
-        } else {
-            slash[slash == above ? 1 : 0] = '\0';
-        }
+        strcpy(slash == NULL ? above : slash == above ? slash + 1 : slash, slash == NULL ? "." : "");
+        known = statvfs(above, &disk) == 0;
     }
-    const bool known = statvfs(above, &disk) == 0;
     free(above);
     const double has = known ? (double)disk.f_bavail * (double)disk.f_frsize : 0, needs = (double)hf_export_bytes_(model, dtype);
     return !known || needs <= has ||

@@ -144,19 +144,21 @@ static inline bool weights_open(Comm *comm, const char *directory, const Model *
     return good;
 }
 
-// The weights that --resume or --init-from name. *found: they name some.
+// The weights that --resume or --init-from name. *found: they name some. Collective, as weights_open().
 static inline bool weights_find(Comm *comm, const Options *o, const Model *model, ModelWeights *weights, bool *found, Error *error) {
+    const bool automatic = strcmp(o->resume, "auto") == 0, named = !automatic && strcmp(o->resume, "no") != 0;
     *weights = (ModelWeights){0};
-    *found = false;
-    if (strcmp(o->resume, "auto") == 0) {
-        if (o->out == NULL) return fail(error, CODE_USAGE, "--resume auto: wanted --out, the directory to look in");
-        if (!checkpoint_find(comm, o->out, &weights->checkpoint, found, stderr, error)) return false;
-        if (*found) return weights_check_(weights, &model->config, error) || (weights_close(weights), false);
+    *found = named;
+    if (automatic && o->out == NULL) return fail(error, CODE_USAGE, "--resume auto: wanted --out, the directory to look in");
+    if (automatic && !checkpoint_find(comm, o->out, &weights->checkpoint, found, stderr, error)) return false;
+    if (named && !checkpoint_open(comm, o->resume, &weights->checkpoint, error)) return false;
+    if (*found) {
+        const bool good = weights_check_(weights, &model->config, error);
+        if (!good) weights_close(weights);
+        return good;
     }
-    const bool resumes = strcmp(o->resume, "auto") != 0 && strcmp(o->resume, "no") != 0;
-    const char *directory = resumes ? o->resume : o->init_from;
-    *found = directory != NULL;
-    return directory == NULL || weights_open(comm, directory, model, weights, error);
+    *found = o->init_from != NULL;
+    return o->init_from == NULL || weights_open(comm, o->init_from, model, weights, error);
 }
 
 // What a rank holds of a tensor's part, as a row of a checkpoint.
