@@ -102,7 +102,7 @@ static inline bool hf_convert(Comm *comm, Options *o, Error *error) {
                     comm->size);
     }
     if (!hf_export_is_free(o->export_hf)) { // before anything is read
-        return fail(error, CODE_USAGE, "--export-hf: '%s' is there already: wanted a new or empty directory", o->export_hf);
+        return fail(error, CODE_USAGE, "--export-hf: '%s' is there already, or cannot be: wanted a new or empty directory", o->export_hf);
     }
     if (!model_source_shape(comm, o, &shape, error) || !model_configure_over(&config, o, &shape, 0, error)) return false;
     Model model = model_create(&config);

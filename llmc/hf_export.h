@@ -49,7 +49,7 @@ static inline bool hf_export_check(const char *directory, const Model *model, Dt
     struct statvfs disk;
     if (!hf_config_family(&model->config, &family, error)) return false;
     if (!hf_export_is_free(directory)) {
-        return fail(error, CODE_USAGE, "--export-hf: '%s' is there already: wanted a new or empty directory", directory);
+        return fail(error, CODE_USAGE, "--export-hf: '%s' is there already, or cannot be: wanted a new or empty directory", directory);
     }
     char *above = base_copy_text(directory); // the nearest that is there
     bool known = statvfs(above, &disk) == 0;
@@ -58,7 +58,10 @@ static inline bool hf_export_check(const char *directory, const Model *model, Dt
         strcpy(slash == NULL ? above : slash == above ? slash + 1 : slash, slash == NULL ? "." : "");
         known = statvfs(above, &disk) == 0;
     }
+    const bool writable =
+        access(above, W_OK | X_OK) == 0 || fail(error, CODE_IO, "--export-hf: %s: cannot write there: %s", above, strerror(errno));
     free(above);
+    if (!writable) return false;
     const double has = known ? (double)disk.f_bavail * (double)disk.f_frsize : 0, needs = (double)hf_export_bytes_(model, dtype);
     return !known || needs <= has ||
            fail(error, CODE_IO, "--export-hf: %s: needs %.3g GB, the disk has %.3g GB left", directory, needs * 1e-9, has * 1e-9);

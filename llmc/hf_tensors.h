@@ -12,7 +12,7 @@
 #include "llmc/precision.h"   // bf16_to_f32
 #include "llmc/safetensors.h" // SafetensorsFile
 
-enum { HF_INDEX_MAX_BYTES = 64 << 20 };
+enum { HF_INDEX_MAX_BYTES = 16 << 20 };
 enum { HF_JOINED = 3 }; // tensors of the table in one of the files, at most
 
 // ----------------------------------------------------------------------------
