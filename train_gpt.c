@@ -1139,22 +1139,10 @@ static void load_weights(Run *run, ModelWeights *weights) {
     publish_parameters(t, true);
 }
 
-// The whole of a tensor, or of its gradient, on every rank, from the ranks' shards. The caller frees it.
+// The whole of a tensor, or of its gradient, on every rank. The caller frees it.
 static float *whole_tensor(Trainer *t, int i, bool gradient) {
-    const Tensor *tensor = &t->model.tensors[i];
-    const Part *part = &t->zero.part[i];
-    const ZeroPiece piece = zero_piece(&t->zero, i);
-    const int64_t pairs = ceil_div(tensor->elements, 2);
-    float *whole = base_new((size_t)pairs, 2 * sizeof *whole);
-    if (part->counts && t->layout.replica == 0) {
-        const Buffer own = buffer_at(gradient ? zero_shard(&t->zero, tensor->unit).grad : full_precision(t, tensor->unit), piece.at);
-        for (int64_t at = piece.from, run; at < piece.to; at += run) {
-            const int64_t element = layout_global_element(tensor, part, at, piece.to - at, &run);
-            t->device.copy_out(&t->device, whole + element, buffer_at(own, at - piece.from).data, (size_t)run * sizeof *whole);
-        }
-    }
-    comm_all_reduce(t->comm->world, whole, pairs, COMM_I64, COMM_SUM); // of one rank's bits and zeros
-    return whole;
+    const int unit = t->model.tensors[i].unit;
+    return zero_whole(&t->zero, i, gradient ? zero_shard(&t->zero, unit).grad : full_precision(t, unit));
 }
 
 // --dump-grads: the gradients as they are before clipping, by the names of the tensor table.

@@ -180,7 +180,8 @@ def verify_trained(trainer, scratch):
     rows = tokens[:-1].reshape(count, seq).astype(np.int64), tokens[1:].reshape(count, seq).astype(np.int64)
     for precision in ("fp32", "bf16"):
         for name, flags in TRAINED.items():
-            out, log = scratch / f"{name} {precision}", scratch / f"{name} {precision} run"
+            out = scratch / f"{name}_{precision}".replace(", ", "_").replace(" ", "_")  # a name for Python: some versions warn otherwise
+            log = scratch / f"{out.name}_run"
             run(trainer, "--layers", 2, "--channels", 32, "--heads", 4, "--vocab", vocab, "--seq", seq, "--micro-batch", 4, "--lr", "1e-2", "--steps",
                 10, "--train", scratch / "tokens.bin", "--val", scratch / "tokens.bin", "--precision", precision, "--export-hf", out, "--out", log, "--save-every", 0, *flags)
             losses = [json.loads(line)["val_loss"] for line in (log / "log.jsonl").read_text().splitlines() if "val_loss" in line]

@@ -84,6 +84,10 @@ END
     ranks 2 "$train" --steps 0 --init-from $fixtures/llama --export-hf "$dir/never"
     [ $? -eq 2 ] && [ "$(grep -c '^train_gpt: ' "$dir/stderr")" -eq 1 ] && grep -q 'converts, on one rank: got 2' "$dir/stderr"
     verdict $? "two ranks do not convert"
+    ranks 2 env LD_PRELOAD=build/shim_io.so SHIM_PATH=fail.tmp SHIM_CALL=write SHIM_AT=1 SHIM_ERROR=28 "$train" --steps 0 --init-from $fixtures/llama --val "$dir/61.bin" \
+        --seq 8 --tp 2 --export-hf "$dir/fail"
+    [ $? -eq 5 ] && grep -q 'fail.tmp/model.safetensors: cannot write' "$dir/stderr" && [ ! -e "$dir/fail" ] && [ ! -e "$dir/fail.tmp" ]
+    verdict $? "a full disk ends all ranks with exit 5, nothing is left"
 else
     echo "  skipped: no MPI"
 fi
