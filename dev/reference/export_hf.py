@@ -182,8 +182,9 @@ def verify_trained(trainer, scratch):
         for name, flags in TRAINED.items():
             out = scratch / f"{name}_{precision}".replace(", ", "_").replace(" ", "_")  # a name for Python: some versions warn otherwise
             log = scratch / f"{out.name}_run"
-            run(trainer, "--layers", 2, "--channels", 32, "--heads", 4, "--vocab", vocab, "--seq", seq, "--micro-batch", 4, "--lr", "1e-2", "--steps",
-                10, "--train", scratch / "tokens.bin", "--val", scratch / "tokens.bin", "--precision", precision, "--export-hf", out, "--out", log, "--save-every", 0, *flags)
+            shape = ["--layers", 2, "--channels", 32, "--heads", 4, "--vocab", vocab, "--seq", seq, "--micro-batch", 4, "--lr", "1e-2"]
+            data = ["--train", scratch / "tokens.bin", "--val", scratch / "tokens.bin", "--steps", 10, "--save-every", 0]
+            run(trainer, *shape, *data, "--precision", precision, "--export-hf", out, "--out", log, *flags)
             losses = [json.loads(line)["val_loss"] for line in (log / "log.jsonl").read_text().splitlines() if "val_loss" in line]
             model = load(out)
             assert model.stored == (torch.bfloat16 if precision == "bf16" else torch.float32)
