@@ -9,6 +9,7 @@ cd "$(dirname "$0")/../.."
 # shellcheck source=dev/test/common.sh
 . dev/test/common.sh
 make -s build/make_tokens build/peak_memory build/shim_io.so "${train#./}" || exit 1
+export ASAN_OPTIONS=${ASAN_OPTIONS:+$ASAN_OPTIONS:}verify_asan_link_order=0 # the library that makes calls fail is loaded first
 fixtures=dev/fixtures/hf
 build/make_tokens "$dir/61.bin" 1000 61 3 || exit 1
 
@@ -134,8 +135,9 @@ echo "memory"
 expect 0 - --layers 8 --channels 384 --heads 6 --vocab 2000 --seq 16 --micro-batch 1 --steps 0 --export-hf "$dir/large" --export-shard-mb 20
 build/peak_memory "$dir/peak" "$train" --version >/dev/null && build/peak_memory "$dir/peak" "$train" --steps 0 --init-from "$dir/large" --export-hf "$dir/large2" >/dev/null
 { read -r base && read -r peak; } <"$dir/peak"
-[ -n "$peak" ] && [ $((peak - base)) -lt 35000000 ] && [ "$(du -sb "$dir/large2" | cut -f1)" -gt 57000000 ]
-verdict $? "a model of $(du -sb "$dir/large2" | cut -f1) bytes is converted in $((peak - base)) bytes (bound 35 MB)"
+case $train in *asan*) bound=150000000 ;; *) bound=35000000 ;; esac # freed memory stays for a while
+[ -n "$peak" ] && [ $((peak - base)) -lt $bound ] && [ "$(du -sb "$dir/large2" | cut -f1)" -gt 57000000 ]
+verdict $? "a model of $(du -sb "$dir/large2" | cut -f1) bytes is converted in $((peak - base)) bytes (bound $bound)"
 rm -rf "$dir/large" "$dir/large2"
 
 echo "interrupted and failing"

@@ -131,7 +131,8 @@ static void test_config(void) {
     EXPECT(llama_config, MISTRAL ", \"sliding_window\": null", 0, (wanted.kv_heads = 2));
     EXPECT(llama_config, MISTRAL ", \"sliding_window\": 16", 16, (wanted.kv_heads = 2, wanted.max_seq = 16));
     EXPECT(llama_config, MISTRAL, 4096, (wanted.kv_heads = 2)); // the library's default
-    EXPECT(llama_config, QWEN2 ", \"sliding_window\": 16, \"use_sliding_window\": false", 0, (wanted.kv_heads = 2, wanted.bias = BIAS_QKV));
+    EXPECT(llama_config, QWEN2 ", \"sliding_window\": 16, \"use_sliding_window\": false, \"max_window_layers\": 1", 0,
+           (wanted.kv_heads = 2, wanted.bias = BIAS_QKV));
     EXPECT(llama_config, QWEN2 ", \"sliding_window\": 16, \"use_sliding_window\": true, \"max_window_layers\": 1", 16,
            (wanted.kv_heads = 2, wanted.bias = BIAS_QKV, wanted.max_seq = 16));
     EXPECT(llama_config, QWEN2 ", \"sliding_window\": 16, \"use_sliding_window\": true, \"max_window_layers\": 2", 0,
