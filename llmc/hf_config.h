@@ -293,6 +293,7 @@ static inline bool hf_config_family(const ModelConfig *m, HfFamily *family, Erro
     const bool gpt2 = m->norm == NORM_LAYERNORM && m->position == POSITION_LEARNED && m->activation == ACTIVATION_GELU && m->bias == BIAS_ON &&
                       !m->qk_norm && m->kv_heads == m->heads && m->heads * m->head_size == m->channels;
     const bool llama = m->norm == NORM_RMSNORM && m->position == POSITION_ROPE && m->activation == ACTIVATION_SWIGLU;
+    *family = HF_FAMILIES;
     if (gpt2) return *family = HF_GPT2, true;
     if (llama && !m->qk_norm) return *family = m->bias == BIAS_QKV ? HF_QWEN2 : HF_LLAMA, true;
     if (llama && m->bias == BIAS_OFF) return *family = HF_QWEN3, true;
