@@ -105,7 +105,7 @@ $(BUILD)/shim_io.so: dev/test/shim_io.c Makefile
 	@mkdir -p $(BUILD)
 	$(CC) -std=c11 -D_GNU_SOURCE $(WARN) -O1 -g -shared -fPIC $< -o $@ -ldl
 $(BUILD)/test_checkpoint $(BUILD)/test_checkpoint_asan: | $(BUILD)/shim_io.so
-$(BUILD)/test_layouts $(BUILD)/test_layouts_asan: train_gpt.c
+$(BUILD)/test_layouts $(BUILD)/test_layouts_asan $(BUILD)/test_hf $(BUILD)/test_hf_asan: train_gpt.c
 $(BUILD)/bench_%: dev/bench/bench_%.c $(HEADERS) Makefile
 	@mkdir -p $(BUILD)
 	$(COMPILE) $< -o $@ $(LIBS)
