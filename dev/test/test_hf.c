@@ -623,8 +623,7 @@ static void test_refused_index(void) {
         {"model.more.weight", "\"../model.safetensors\"", "got the file '../model.safetensors'"},
         {"model.more.weight", "\".safetensors\"", "got the file '.safetensors'"},
         {"model.more.weight", "\"config.json\"", "got the file 'config.json'"},
-        {"", "1", "metadata.total_size: got 1, the files hold 11744 bytes"},
-        {"", "\"11744\"", "metadata.total_size"},
+        {"", "1", NULL},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         char name[32];

@@ -1,5 +1,5 @@
-// comm_device.cu: a CUDA device that can only remember, copy, add and communicate, for test_comm_cuda: compiled in a fraction of the time of train_gpt.cu,
-// which has the rest. Every simulated device is this one's rank.
+// comm_device.cu: a CUDA device that can only remember, copy, add and communicate, for test_comm_cuda: compiled in a fraction of the time of
+// train_gpt.cu, which has the rest. Every simulated device is this one's rank.
 #include "llmc/cuda/cast.cuh"   // cuda_cast, cuda_accumulate
 #include "llmc/cuda/comm.cuh"   // cuda_comm_table
 #include "llmc/cuda/device.h"   // device_cuda
