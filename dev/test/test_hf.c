@@ -332,7 +332,7 @@ static void test_fixture(const char *name) {
     const double *loss = fixture_data(&f, "loss", FIXTURE_F64, 1);
     options_defaults(&run.options);
     run.options.micro_batch = run.options.global_batch = B, run.options.seq = T;
-    trainer_create(&run.trainer, &run.options, &run.config, comm);
+    trainer_create(&run.trainer, &run.options, &run.config, comm, device_cpu());
     const bool good = weights_open(comm, directory, &run.trainer.model, &weights, &error);
     check(good, "%s: %s", name, error.text);
     if (good) {
