@@ -180,7 +180,7 @@ $(foreach form,fast asan race,$(eval $(call SIM_FORM,$(form))))
 $(BUILD)/cpu_device.o: dev/test/cuda/cpu_device.c $(HEADERS) Makefile
 	@mkdir -p $(BUILD)
 	$(COMPILE) -c $< -o $@
-SIM_LIBS := -rdynamic -fopenmp $(LIBS) $(if $(HAVE_MPI),$(MPI_LIBS))
+SIM_LIBS := -Wl,-T,dev/cudasim/link.ld -rdynamic -fopenmp $(LIBS) $(if $(HAVE_MPI),$(MPI_LIBS))
 define SIM_TEST
 test_gptcu_sim$(2): $(BUILD)/sim/test_gpt.cu.$(1).o $(BUILD)/sim/train_gpt.cu.$(1).o $(BUILD)/cpu_device.o $(call sim_objects,$(1))
 	g++ $(SIM_LINK_$(1)) $$^ $(SIM_LIBS) -o $$@

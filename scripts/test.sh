@@ -141,7 +141,7 @@ heading "the CUDA device, simulated on the CPU"
 shell build-sim with_cuda headers make -s -j"$jobs" sim sim-tests test_gptcu_sim_asan test_gptcu_sim_race
 shell cuda-headers with_cuda headers make -s -j"$jobs" cuda-headers
 shell sim-test with_cuda headers dev/cudasim/test.sh
-for orders in "SIMCU_SEED=0 SIMCU_STREAMS=fwd" "SIMCU_SEED=1 SIMCU_STREAMS=1 SIMCU_SMS=3" "SIMCU_SEED=2 SIMCU_STREAMS=2"; do
+for orders in "SIMCU_SEED=0 SIMCU_STREAMS=fwd SIMCU_PROTECT=1" "SIMCU_SEED=1 SIMCU_STREAMS=1 SIMCU_SMS=3" "SIMCU_SEED=2 SIMCU_STREAMS=2"; do
     shell "test_gptcu_sim-${orders//[^0-9]/}" with_cuda headers env $orders ./test_gptcu_sim
 done
 for form in asan race; do shell test_gptcu_sim_$form with_cuda headers env ASAN_OPTIONS=detect_leaks=0 ./test_gptcu_sim_$form; done

@@ -45,9 +45,9 @@ every() { # NAME TEXT: in every form
 # --- what it promises
 for form in "" _asan _race; do
     quiet "runtime and warps$form" "build/sim_test$form" r # runtime, warp
-    quiet "cuBLASLt$form" env SIMCU_NOPROTECT=1 "build/sim_test$form" cublaslt
+    quiet "cuBLASLt$form" "build/sim_test$form" cublaslt
 done
-for orders in "SIMCU_SCHED=rev SIMCU_STREAMS=rev SIMCU_CPASYNC=late" "SIMCU_SEED=1 SIMCU_STREAMS=1" "SIMCU_SEED=2 SIMCU_STREAMS=2 SIMCU_SMS=2" \
+for orders in "SIMCU_SCHED=rev SIMCU_STREAMS=rev SIMCU_CPASYNC=late" "SIMCU_SEED=1 SIMCU_STREAMS=1 SIMCU_PROTECT=1" "SIMCU_SEED=2 SIMCU_STREAMS=2 SIMCU_SMS=2" \
     "SIMCU_SEED=3 SIMCU_STREAMS=eager SIMCU_CPASYNC=eager"; do
     for form in "" _race; do quiet "runtime and warps$form, $orders" env $orders "build/sim_test$form" r; done
 done
@@ -95,7 +95,7 @@ every copy_after_free "use after free: cudaMemcpy reads 256 bytes"
 every copy_bounds "out of bounds: cudaMemcpy reads 260 bytes (0 bytes into a device buffer of 256 bytes)"
 every launch_threads "a block of 2048 x 1 x 1 threads: wanted 1 to 1024"
 every launch_shared "50000 bytes of dynamic shared memory, 49152 are allowed"
-found "" host_touch "host code touches device memory at .*12 bytes into a device buffer of 256 bytes"
+found "" host_touch "host code touches device memory at .*12 bytes into a device buffer of 256 bytes" SIMCU_PROTECT=1
 found _race host_touch "host code touches device memory: write of 4 bytes"
 every stream_gone "a stream is used that does not exist or was destroyed"
 found _race workspace_shared "race: write of .* bytes .*"

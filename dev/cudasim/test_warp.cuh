@@ -118,9 +118,10 @@ static int warp_want(int row, int lane) {
 
 __global__ void block_kernel(int *out, unsigned *sum, unsigned *largest) { // out (3, 96)
     const int i = (int)threadIdx.x;
-    out[i] = __syncthreads_count(i % 3 == 0);
-    out[96 + i] = __syncthreads_and(i < 95) * 2 + __syncthreads_and(i < 96);
-    out[192 + i] = __syncthreads_or(i == 95) * 2 + __syncthreads_or(i == 96);
+    const int count = __syncthreads_count(i % 3 == 0);
+    const int all = __syncthreads_and(i < 95) * 2 + __syncthreads_and(i < 96);
+    const int any = __syncthreads_or(i == 95) * 2 + __syncthreads_or(i == 96);
+    if (blockIdx.x == 0) out[i] = count, out[96 + i] = all, out[192 + i] = any;
     atomicAdd(sum, (unsigned)i);
     atomicMax(largest, blockIdx.x * 1000 + (unsigned)i);
 }
