@@ -40,7 +40,7 @@ bad() {
 good() {
     local name=$1 ranks=$2
     shift 2
-    run 120 "$ranks" "$@"
+    run 300 "$ranks" "$@" # seconds on a machine of its own
     if [ $code -eq 0 ] && grep -q ' passed, 0 failed' "$dir/log"; then
         ok "$name, $ranks ranks: $(tail -n 1 "$dir/log"), $took s"
     else
