@@ -67,6 +67,9 @@ help:
 	@echo "make mutants      one-line faults, each of which must make a test fail"
 	@echo "make bench_cuda   times of the CUDA device's ops; make gpu-binaries: what dev/gpu/check.sh runs on a machine with a GPU"
 	@echo "make headers      every header compiles alone; make CC=clang syntax: warnings of another compiler"
+	@echo "make sim          ./test_gptcu_sim and ./train_gptcu_sim: the CUDA device simulated on the CPU (forms _asan, _race); needs CUDA's headers"
+	@echo "make sim-test     tests of the simulated device itself (dev/cudasim)"
+	@echo "make cuda-syntax  nvcc compiles and links it all without a warning; make cuda-headers: each header alone"
 	@echo "make format       clang-format over the sources"
 	@echo "make clean        removes what was built"
 	@echo "scripts/test.sh   everything"
@@ -102,7 +105,7 @@ $(BUILD)/shim_io.so: dev/test/shim_io.c Makefile
 	@mkdir -p $(BUILD)
 	$(CC) -std=c11 -D_GNU_SOURCE $(WARN) -O1 -g -shared -fPIC $< -o $@ -ldl
 $(BUILD)/test_checkpoint $(BUILD)/test_checkpoint_asan: | $(BUILD)/shim_io.so
-$(BUILD)/test_layouts $(BUILD)/test_layouts_asan: train_gpt.c
+$(BUILD)/test_layouts $(BUILD)/test_layouts_asan $(BUILD)/test_hf $(BUILD)/test_hf_asan: train_gpt.c
 $(BUILD)/bench_%: dev/bench/bench_%.c $(HEADERS) Makefile
 	@mkdir -p $(BUILD)
 	$(COMPILE) $< -o $@ $(LIBS)
@@ -140,12 +143,14 @@ ifeq ($(filter-out 0,$(NO_NCCL)),)
 HAVE_NCCL := $(if $(HAVE_MPI),$(call has,nccl.h,-I$(CUDA)/include))
 endif
 NCCL_DEFINE := $(if $(HAVE_NCCL),-DUSE_NCCL)
-NVCC_FLAGS := $(NCCL_DEFINE) -std=c++17 -O3 -lineinfo -I. --threads 2 $(foreach a,$(CUDA_ARCH),-gencode arch=compute_$(a),code=sm_$(a)) -Xcompiler -Wall,-Wextra,-Wno-unused-function
+NVCC_FLAGS := $(NCCL_DEFINE) -std=c++17 -O3 -lineinfo -I. --threads 2 $(foreach a,$(CUDA_ARCH),-gencode arch=compute_$(a),code=sm_$(a)) -Xcompiler -Wall,-Wextra,-Wno-unused-function $(if $(filter true,$(CI)),-Werror all-warnings -Xcompiler -Werror)
 # the simulator itself is never instrumented: it checks ranges and races by itself
-SIM_NAMES := simcu simcu_ptx simcu_hopper simcublaslt $(if $(HAVE_NCCL),simnccl)
+SIM_HEADERS := $(wildcard dev/cudasim/*.h dev/cudasim/include/*.h)
+SIM_NAMES := $(filter-out simcu_race $(if $(HAVE_NCCL),,simnccl simnccl_ops),$(patsubst dev/cudasim/%.cc,%,$(wildcard dev/cudasim/*.cc)))
+SIM_FORMED := simcu_settings simcu_fiber simcu_launch simcu_memory # compiled for every form; the others serve all
 SIM_INCLUDES := -I. -Idev/cudasim/include -isystem $(CUDA)/include -DOMPI_SKIP_MPICXX $(patsubst -I%,-isystem %,$(MPI_FLAGS))
-SIM_WARN := -Wall -Wextra -Wno-unknown-pragmas -Wno-unused-parameter -Wno-unused-function
-SIM_KERNELS := $(NCCL_DEFINE) -std=c++17 -g -x c++ -fno-strict-aliasing $(SIM_WARN) $(SIM_INCLUDES)
+SIM_WARN := -Wall -Wextra -Wno-enum-compare -Wno-unknown-pragmas -Wno-unused-parameter -Wno-unused-function $(if $(filter true,$(CI)),-Werror)
+SIM_KERNELS := $(NCCL_DEFINE) -std=c++17 -g -x c++ -fno-strict-aliasing -fstack-clash-protection $(SIM_WARN) $(SIM_INCLUDES)
 SIM_RUNTIME := -std=c++17 -O2 -g $(SIM_WARN) -Wno-cast-function-type $(SIM_INCLUDES)
 SIM_fast := -O2
 SIM_asan := -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
@@ -156,12 +161,17 @@ SIM_LINK_race :=
 SIM_DEFINE_asan := -DSIMCU_ASAN
 SIM_DEFINE_race := -DSIMCU_RACE
 SIM_EXTRA_race := $(BUILD)/sim/simcu_race.race.o
+sim_objects = $(foreach n,$(SIM_NAMES),$(BUILD)/sim/$(n)$(if $(filter $(n),$(SIM_FORMED)),.$(1)).o) $(SIM_EXTRA_$(1))
 
+$(BUILD)/sim/%.o: dev/cudasim/%.cc $(SIM_HEADERS) Makefile
+	@mkdir -p $(BUILD)/sim
+	g++ $(SIM_RUNTIME) $(SIM_SPEED) -c $< -o $@
+$(BUILD)/sim/simcublaslt_matmul.o: SIM_SPEED := -O3 $(TUNE)
 define SIM_FORM
-$(BUILD)/sim/%.$(1).o: dev/cudasim/%.cc dev/cudasim/simcu_rt.h Makefile
+$(BUILD)/sim/%.$(1).o: dev/cudasim/%.cc $(SIM_HEADERS) Makefile
 	@mkdir -p $(BUILD)/sim
 	g++ $(SIM_RUNTIME) $(SIM_DEFINE_$(1)) -c $$< -o $$@
-$(BUILD)/sim/%.cu.$(1).o: %.cu $(CU_SOURCES) $(CU_TESTS) dev/cudasim/simcu.h Makefile
+$(BUILD)/sim/%.cu.$(1).o: %.cu $(CU_SOURCES) $(CU_TESTS) $(SIM_HEADERS) Makefile
 	@mkdir -p $(BUILD)/sim
 	g++ $(SIM_KERNELS) $(SIM_$(1)) -c $$< -o $$@
 endef
@@ -172,42 +182,71 @@ $(BUILD)/cpu_device.o: dev/test/cuda/cpu_device.c $(HEADERS) Makefile
 	$(COMPILE) -c $< -o $@
 SIM_LIBS := -rdynamic -fopenmp $(LIBS) $(if $(HAVE_MPI),$(MPI_LIBS))
 define SIM_TEST
-test_gptcu_sim$(2): $(BUILD)/sim/test_gpt.cu.$(1).o $(BUILD)/sim/train_gpt.cu.$(1).o $(BUILD)/cpu_device.o $(SIM_NAMES:%=$(BUILD)/sim/%.$(1).o) $(SIM_EXTRA_$(1))
+test_gptcu_sim$(2): $(BUILD)/sim/test_gpt.cu.$(1).o $(BUILD)/sim/train_gpt.cu.$(1).o $(BUILD)/cpu_device.o $(call sim_objects,$(1))
 	g++ $(SIM_LINK_$(1)) $$^ $(SIM_LIBS) -o $$@
 endef
 $(eval $(call SIM_TEST,fast,))
 $(eval $(call SIM_TEST,asan,_asan))
 $(eval $(call SIM_TEST,race,_race))
+# Tests of the simulated device itself, and faults that it must find (dev/cudasim/test.sh).
+SIM_TESTS := $(wildcard dev/cudasim/*.cu dev/cudasim/*.cuh dev/cudasim/planted/*.cu)
+define SIM_OWN
+$(BUILD)/sim/$(3).$(1).o: dev/cudasim/$(4).cu $(SIM_TESTS) $(SIM_HEADERS) llmc/cuda/ptx.cuh dev/test/test.h Makefile
+	@mkdir -p $(BUILD)/sim
+	g++ $(SIM_KERNELS) $(SIM_$(1)) -c $$< -o $$@
+$(BUILD)/sim_$(3)$(2): $(BUILD)/sim/$(3).$(1).o $(call sim_objects,$(1))
+	g++ $(SIM_LINK_$(1)) $$^ $(SIM_LIBS) -o $$@
+endef
+$(foreach test,test:test_sim planted:planted/planted,$(foreach form,fast: asan:_asan race:_race,$(eval $(call SIM_OWN,$(word 1,$(subst :, ,$(form))),$(word 2,$(subst :, ,$(form))),$(word 1,$(subst :, ,$(test))),$(word 2,$(subst :, ,$(test)))))))
+sim-tests: $(foreach form,_ _asan _race,$(BUILD)/sim_test$(form:_=) $(BUILD)/sim_planted$(form:_=))
+sim-test: sim-tests
+	dev/cudasim/test.sh
 # The trainer itself: C, with --device cuda.
 $(BUILD)/train_gpt.cuda.o: train_gpt.c $(HEADERS) Makefile
 	@mkdir -p $(BUILD)
 	$(COMPILE) -DUSE_CUDA -c $< -o $@
 define SIM_TRAIN
-train_gptcu_sim$(2): $(BUILD)/train_gpt.cuda.o $(BUILD)/sim/train_gpt.cu.$(1).o $(SIM_NAMES:%=$(BUILD)/sim/%.$(1).o) $(SIM_EXTRA_$(1))
+train_gptcu_sim$(2): $(BUILD)/train_gpt.cuda.o $(BUILD)/sim/train_gpt.cu.$(1).o $(call sim_objects,$(1))
 	g++ $(SIM_LINK_$(1)) $$^ $(SIM_LIBS) -o $$@
 endef
 $(eval $(call SIM_TRAIN,fast,))
 $(eval $(call SIM_TRAIN,asan,_asan))
 $(eval $(call SIM_TRAIN,race,_race))
-train_gptcu: $(BUILD)/train_gpt.cuda.o train_gpt.cu $(CU_SOURCES) Makefile
-	$(NVCC) $(NVCC_FLAGS) train_gpt.cu $< -o $@ -Xcompiler -fopenmp $(filter-out -Wl%,$(LIBS)) -lcublasLt $(if $(HAVE_NCCL),-lnccl)
-sim: test_gptcu_sim train_gptcu_sim
 # collectives on device memory, from C, on the simulated device (dev/test/comm_cuda.sh)
 $(BUILD)/test_comm_cuda.o: dev/test/cuda/test_comm_cuda.c $(HEADERS) llmc/cuda/device.h Makefile
 	@mkdir -p $(BUILD)
 	$(COMPILE) -c $< -o $@
 define SIM_COMM_TEST
-$(BUILD)/test_comm_cuda$(2): $(BUILD)/test_comm_cuda.o $(BUILD)/sim/train_gpt.cu.$(1).o $(SIM_NAMES:%=$(BUILD)/sim/%.$(1).o) $(SIM_EXTRA_$(1))
+$(BUILD)/sim/comm_device.$(1).o: dev/test/cuda/comm_device.cu $(CU_SOURCES) $(SIM_HEADERS) Makefile
+	@mkdir -p $(BUILD)/sim
+	g++ $(SIM_KERNELS) $(SIM_$(1)) -c $$< -o $$@
+$(BUILD)/test_comm_cuda$(2): $(BUILD)/test_comm_cuda.o $(BUILD)/sim/comm_device.$(1).o $(call sim_objects,$(1))
 	g++ $(SIM_LINK_$(1)) $$^ $(SIM_LIBS) -o $$@
 endef
 $(eval $(call SIM_COMM_TEST,fast,))
 $(eval $(call SIM_COMM_TEST,asan,_asan))
 $(eval $(call SIM_COMM_TEST,race,_race))
-test_gptcu: test_gpt.cu train_gpt.cu $(CU_SOURCES) $(CU_TESTS) $(BUILD)/cpu_device.o Makefile
-	$(NVCC) $(NVCC_FLAGS) test_gpt.cu train_gpt.cu $(BUILD)/cpu_device.o -o $@ -Xcompiler -fopenmp $(filter-out -Wl%,$(LIBS)) -lcublasLt $(if $(HAVE_NCCL),-lnccl)
+sim: test_gptcu_sim train_gptcu_sim
+# By nvcc; the assembler's report of registers and spills is kept (dev/gpu/ptxas.sh).
+CU_LINK = -Xcompiler -fopenmp $(filter-out -Wl%,$(LIBS)) -lcublasLt $(if $(HAVE_NCCL),-lnccl)
+$(BUILD)/cuda/%.o $(BUILD)/cuda/%.ptxas.txt &: %.cu $(CU_SOURCES) $(CU_TESTS) Makefile
+	@mkdir -p $(BUILD)/cuda
+	$(NVCC) $(NVCC_FLAGS) -Xptxas -v -c $< -o $(BUILD)/cuda/$*.o 2>$(BUILD)/cuda/$*.ptxas.txt || { grep -v '^ptxas info\|^    [0-9]* bytes' $(BUILD)/cuda/$*.ptxas.txt; exit 1; }
+	@grep 'warning' $(BUILD)/cuda/$*.ptxas.txt || true
+train_gptcu: $(BUILD)/cuda/train_gpt.o $(BUILD)/train_gpt.cuda.o
+	$(NVCC) $(NVCC_FLAGS) $^ -o $@ $(CU_LINK)
+test_gptcu: $(BUILD)/cuda/test_gpt.o $(BUILD)/cuda/train_gpt.o $(BUILD)/cpu_device.o
+	$(NVCC) $(NVCC_FLAGS) $^ -o $@ $(CU_LINK)
+# Everything compiles and links for every architecture without a warning; each kernel header compiles alone.
+cuda-syntax:
+	+@$(MAKE) -s CI=true train_gptcu test_gptcu && echo "cuda-syntax: compiled and linked for sm_$(subst $() $(),$(comma) sm_,$(strip $(CUDA_ARCH)))"
+CU_ALONE := $(addsuffix .alone,$(wildcard llmc/cuda/*.cuh))
+$(CU_ALONE): %.alone: %
+	@g++ $(SIM_KERNELS) -Werror -fsyntax-only -include $< /dev/null || { echo "does not compile alone: $<"; exit 1; }
+cuda-headers: $(CU_ALONE)
+	@echo "cuda-headers: each of $(words $(CU_ALONE)) compiles alone"
 
 # Time of every op at real sizes (dev/bench_cuda.cu); layouts of the tensor-core instructions (dev/gpu/test_fragments.cu).
-CU_LINK = -Xcompiler -fopenmp $(filter-out -Wl%,$(LIBS)) -lcublasLt $(if $(HAVE_NCCL),-lnccl)
 bench_cuda: dev/bench_cuda.cu $(CU_SOURCES) Makefile
 	$(NVCC) $(NVCC_FLAGS) $< train_gpt.cu -o $@ $(CU_LINK)
 test_fragments: dev/gpu/test_fragments.cu $(CU_SOURCES) Makefile
@@ -217,9 +256,9 @@ $(BUILD)/sim/test_fragments.cu.fast.o: dev/gpu/test_fragments.cu
 $(BUILD)/sim/bench_cuda.cu.fast.o $(BUILD)/sim/test_fragments.cu.fast.o: $(CU_SOURCES) dev/cudasim/simcu.h Makefile
 	@mkdir -p $(@D)
 	g++ $(SIM_KERNELS) $(SIM_fast) -c $(filter dev/%.cu,$^) -o $@
-bench_cuda_sim: $(BUILD)/sim/bench_cuda.cu.fast.o $(BUILD)/sim/train_gpt.cu.fast.o $(SIM_NAMES:%=$(BUILD)/sim/%.fast.o)
+bench_cuda_sim: $(BUILD)/sim/bench_cuda.cu.fast.o $(BUILD)/sim/train_gpt.cu.fast.o $(call sim_objects,fast)
 	g++ $^ $(SIM_LIBS) -o $@
-test_fragments_sim: $(BUILD)/sim/test_fragments.cu.fast.o $(SIM_NAMES:%=$(BUILD)/sim/%.fast.o)
+test_fragments_sim: $(BUILD)/sim/test_fragments.cu.fast.o $(call sim_objects,fast)
 	g++ $^ $(SIM_LIBS) -o $@
 
 # What dev/gpu/check.sh runs, for another machine with a Hopper GPU, in build/gpu.
@@ -241,8 +280,9 @@ $(SYNTAX): %.syntax: %
 syntax: $(SYNTAX)
 	@echo "$(words $(SYNTAX)) files compile with $(CC)"
 
+CU_FORMAT := $(shell find train_gpt.cu test_gpt.cu llmc/cuda dev -name '*.cu' -o -name '*.cuh' -o -name '*.cc' -o -path 'llmc/cuda/*.h' -o -path 'dev/cudasim/*.h' -o -path 'dev/test/cuda/*.[ch]')
 format:
-	clang-format -i train_gpt.c test_gpt.c llmc/*.h llmc/cpu/*.h dev/*.c dev/test/*.[ch] dev/bench/*.c dev/fuzz/*.c data/*.c
+	clang-format -i train_gpt.c test_gpt.c llmc/*.h llmc/cpu/*.h dev/*.c dev/test/*.[ch] dev/bench/*.c dev/fuzz/*.c data/*.c $(CU_FORMAT)
 
 unit: $(UNIT_TESTS)
 unit-asan: $(addsuffix _asan,$(UNIT_TESTS))
@@ -274,4 +314,4 @@ mutants:
 clean:
 	rm -rf $(BUILD) train_gptcu test_gptcu bench_cuda test_fragments *_sim *_sim_asan *_sim_race train_gpt train_gpt_asan tokenize tokenize_asan test_gpt test_gpt_asan
 
-.PHONY: sim gpu-binaries all help banner headers syntax $(SYNTAX) format unit unit-asan fuzzers schedules bench crash layouts-full mutants clean
+.PHONY: sim sim-tests sim-test cuda-syntax cuda-headers $(CU_ALONE) gpu-binaries all help banner headers syntax $(SYNTAX) format unit unit-asan fuzzers schedules bench crash layouts-full mutants clean

@@ -131,7 +131,8 @@ int device_cuda_ordinal(int local_rank, int local_size, int size, char *why, siz
 #ifdef SIMCU
     return local_rank % count; // simulated devices share the host anyway
 #endif
-    const bool assigned = count == 1 && getenv("CUDA_VISIBLE_DEVICES") != nullptr; // a launcher gives every rank its own; NCCL refuses the same one twice
+    const bool assigned =
+        count == 1 && getenv("CUDA_VISIBLE_DEVICES") != nullptr; // a launcher gives every rank its own; NCCL refuses the same one twice
     if (count >= local_size) return local_rank;
     if (assigned) return 0;
     snprintf(why, why_bytes, "%d ranks on this host, %d device%s: wanted one for each rank", local_size, count, count == 1 ? "" : "s");

@@ -4,6 +4,7 @@
 #
 # usage: scripts/test.sh [--only WORD]   parts whose name contains WORD
 #   FUZZ_SECONDS=N   time of each fuzzer (default 10)
+#   NEED_CUDA=1      a missing CUDA toolkit is a failure; otherwise what needs it is skipped
 set -uo pipefail
 cd "$(dirname "$0")/.."
 export CI=true # warnings are errors
@@ -54,7 +55,10 @@ part() {
 }
 heading() { heading=$1; } # shown with its first part
 
-c_files() { find train_gpt.c test_gpt.c llmc dev data -name '*.[ch]' -not -path 'data/out/*' | sort; }
+c_files() {
+    find train_gpt.c test_gpt.c train_gpt.cu test_gpt.cu llmc dev data \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cc' \) \
+        -not -path 'data/out/*' | sort
+}
 check_format() {
     command -v clang-format >/dev/null || { echo "no clang-format"; return 77; }
     c_files | xargs clang-format --dry-run -Werror 2>&1 | sed -n 's/^\([^:]*\):.*-Wclang-format-violations.*/\1: run make format/p' | sort | uniq -c
@@ -92,7 +96,18 @@ check_recipes() {
         "$recipe" --dry-run || return 1
     done
 }
-export -f c_files check_format check_python check_shell clang_syntax fuzz check_recipes
+# with_cuda WHAT COMMAND...: where CUDA's compiler or headers are missing it says so and is skipped, or fails with NEED_CUDA=1.
+with_cuda() {
+    local cuda=${CUDA:-/usr/local/cuda} missing=
+    [ -e "$cuda/include/cuda_runtime.h" ] && [ -e "$cuda/include/cublasLt.h" ] && [ -e "$cuda/include/nccl.h" ] || missing="headers in $cuda/include"
+    [ "$1" != compiler ] || [ -x "${NVCC:-$cuda/bin/nvcc}" ] || missing="nvcc"
+    shift
+    [ -z "$missing" ] && { "$@"; return; }
+    echo "no CUDA toolkit: $missing"
+    [ "${NEED_CUDA:-}" = 1 ] && return 1
+    return 77
+}
+export -f with_cuda c_files check_format check_python check_shell clang_syntax fuzz check_recipes
 export jobs fuzz_seconds
 shell() { part "$1" bash -c "${*:2}"; }
 
@@ -122,6 +137,19 @@ heading "unit tests under AddressSanitizer and UndefinedBehaviorSanitizer"
 for test in $unit_tests; do part "${test}_asan" "build/${test}_asan"; done
 part test_gpt_asan ./test_gpt_asan
 
+heading "the CUDA device, simulated on the CPU"
+shell build-sim with_cuda headers make -s -j"$jobs" sim sim-tests test_gptcu_sim_asan test_gptcu_sim_race
+shell cuda-headers with_cuda headers make -s -j"$jobs" cuda-headers
+shell sim-test with_cuda headers dev/cudasim/test.sh
+for orders in "SIMCU_SEED=0 SIMCU_STREAMS=fwd" "SIMCU_SEED=1 SIMCU_STREAMS=1 SIMCU_SMS=3" "SIMCU_SEED=2 SIMCU_STREAMS=2"; do
+    shell "test_gptcu_sim-${orders//[^0-9]/}" with_cuda headers env $orders ./test_gptcu_sim
+done
+for form in asan race; do shell test_gptcu_sim_$form with_cuda headers env ASAN_OPTIONS=detect_leaks=0 ./test_gptcu_sim_$form; done
+
+heading "the CUDA device, compiled for GPUs"
+shell cuda-syntax with_cuda compiler make -s -j"$jobs" cuda-syntax
+shell ptxas with_cuda compiler dev/gpu/ptxas.sh
+
 heading "threads under ThreadSanitizer"
 part build-tsan make -s build/test_checkpoint_async_tsan
 part test_checkpoint_async_tsan build/test_checkpoint_async_tsan
@@ -138,6 +166,7 @@ for script in dev/test/*.sh; do
     [ "$script" = dev/test/common.sh ] || part "$(basename "$script")" bash "$script"
 done
 part cli.sh_asan env TRAIN=./train_gpt_asan bash dev/test/cli.sh
+part hf.sh_asan env TRAIN=./train_gpt_asan bash dev/test/hf.sh --one-rank
 part split.sh_asan env TRAIN=./train_gpt_asan bash dev/test/split.sh
 part quickstart env QUICKSTART_OUT=build/quickstart_$$ scripts/quickstart.sh --smoke
 rm -rf build/quickstart_$$

@@ -41,7 +41,8 @@ static void cuda_cast(Device *device, Buffer to, Buffer from, int64_t n) {
     CudaDevice *c = cuda_of(device);
     if (to.dtype == from.dtype) {
         if (n > 0)
-            cuda_check(cudaMemcpyAsync(to.data, from.data, (size_t)n * dtype_bytes(to.dtype), cudaMemcpyDeviceToDevice, c->compute), "cudaMemcpyAsync");
+            cuda_check(cudaMemcpyAsync(to.data, from.data, (size_t)n * dtype_bytes(to.dtype), cudaMemcpyDeviceToDevice, c->compute),
+                       "cudaMemcpyAsync");
     } else if (to.dtype == DTYPE_F32) {
         cast_launch_<float, bf16>(c, to, from, n);
     } else {

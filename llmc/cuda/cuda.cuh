@@ -28,17 +28,17 @@ static inline void cuda_check(cudaError_t result, const char *call) {
 
 // Device.state of the CUDA device.
 struct CudaDevice {
-    int ordinal;             // CUDA's number of the device
-    int sm_count;            // streaming multiprocessors
-    cudaStream_t compute;    // every op
-    void *scratch;           // of one op at a time, on the compute stream
-    size_t scratch_bytes;    // grows to the most that any op has asked for
+    int ordinal;                    // CUDA's number of the device
+    int sm_count;                   // streaming multiprocessors
+    cudaStream_t compute;           // every op
+    void *scratch;                  // of one op at a time, on the compute stream
+    size_t scratch_bytes;           // grows to the most that any op has asked for
     cudaEvent_t read[DEVICE_SLOTS]; // of copies to the host
-    int64_t launches;        // kernels started
-    struct CublasLt *matmul; // llmc/cuda/matmul.cuh
-    struct CudaCopies *copies; // llmc/cuda/memory.cuh
-    struct CudaComm *comm;     // llmc/cuda/comm.cuh
-    CommPoll poll;             // called while the host waits; nullptr: nothing to do meanwhile
+    int64_t launches;               // kernels started
+    struct CublasLt *matmul;        // llmc/cuda/matmul.cuh
+    struct CudaCopies *copies;      // llmc/cuda/memory.cuh
+    struct CudaComm *comm;          // llmc/cuda/comm.cuh
+    CommPoll poll;                  // called while the host waits; nullptr: nothing to do meanwhile
     void *poll_argument;
 };
 
@@ -50,8 +50,8 @@ static inline bool cuda_event_done(cudaEvent_t event) {
     return state == cudaSuccess;
 }
 
-// The host waits for what was enqueued on a stream, or for an event: the only ways to do it, because what the device waits for may be another rank's.
-// Meanwhile communication goes on, and a rank that is lost is seen.
+// The host waits for what was enqueued on a stream, or for an event: the only ways to do it, because what the device waits for may be another
+// rank's. Meanwhile communication goes on, and a rank that is lost is seen.
 template <class Query> static inline void cuda_poll_(CudaDevice *device, Query query) {
     bool polled = false;
     for (; device->poll != nullptr; polled = true) {
@@ -70,8 +70,8 @@ static inline void cuda_wait_event(CudaDevice *device, cudaEvent_t event) {
     cuda_check(cudaEventSynchronize(event), "cudaEventSynchronize");
 }
 
-// Memory for one op's partial results, 256-byte aligned, valid until the next call. Grows in a run's first step only, on the compute stream: cudaFree would
-// wait for all streams, also for messages that come only after this rank has gone on.
+// Memory for one op's partial results, 256-byte aligned, valid until the next call. Grows in a run's first step only, on the compute stream:
+// cudaFree would wait for all streams, also for messages that come only after this rank has gone on.
 static inline void *cuda_scratch(CudaDevice *device, size_t bytes) {
     if (bytes > device->scratch_bytes) {
         if (device->scratch != nullptr) cuda_check(cudaFreeAsync(device->scratch, device->compute), "cudaFreeAsync");

@@ -9,8 +9,8 @@
 extern "C" {
 #endif
 
-// The device of a rank: that of its number among the ranks of its host. -1 and why, when CUDA sees none, or fewer than there are ranks. Before all other
-// calls: it prepares CUDA for a job of `size` ranks.
+// The device of a rank: that of its number among the ranks of its host. -1 and why, when CUDA sees none, or fewer than there are ranks. Before all
+// other calls: it prepares CUDA for a job of `size` ranks.
 int device_cuda_ordinal(int local_rank, int local_size, int size, char *why, size_t why_bytes);
 
 // Opens a CUDA device and fills the table. Ends the process with one line when it cannot.

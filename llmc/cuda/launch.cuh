@@ -1,5 +1,5 @@
-// launch.cuh: the one way to start a kernel. Typed, over cudaLaunchKernelEx, so that the simulated device (dev/cudasim) can take its place; counts the
-// launches. No kernels here.
+// launch.cuh: the one way to start a kernel. Typed, over cudaLaunchKernelEx, so that the simulated device (dev/cudasim) can take its place; counts
+// the launches. No kernels here.
 #ifndef LLMC_CUDA_LAUNCH_CUH
 #define LLMC_CUDA_LAUNCH_CUH
 
@@ -13,7 +13,8 @@ struct LaunchShape {
 
 // Enqueues kernel(arguments...) on a stream. An empty grid starts nothing. Arguments are converted to the kernel's parameter types.
 template <class... Parameters, class... Arguments>
-static inline void launch(CudaDevice *device, cudaStream_t stream, const LaunchShape &shape, void (*kernel)(Parameters...), Arguments... arguments) {
+static inline void launch(CudaDevice *device, cudaStream_t stream, const LaunchShape &shape, void (*kernel)(Parameters...),
+                          Arguments... arguments) {
     if (shape.grid.x == 0 || shape.grid.y == 0 || shape.grid.z == 0) return;
     cudaLaunchConfig_t config = {};
     config.gridDim = shape.grid;

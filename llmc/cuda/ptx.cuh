@@ -1,5 +1,5 @@
-// ptx.cuh: all inline PTX, a wrapper per instruction. The simulated device (dev/cudasim) has host definitions with the same names. Nothing else depends on
-// which of the two compiles the program.
+// ptx.cuh: all inline PTX, a wrapper per instruction. The simulated device (dev/cudasim) has host definitions with the same names. Nothing else
+// depends on which of the two compiles the program.
 #ifndef LLMC_CUDA_PTX_CUH
 #define LLMC_CUDA_PTX_CUH
 
@@ -12,8 +12,8 @@
 #else
 
 // Dynamic shared memory of the block, as an array of T.
-#define DYN_SHARED(T, name)                                         \
-    extern __shared__ __align__(1024) unsigned char dyn_shared_[]; \
+#define DYN_SHARED(T, name)                                                                                                                        \
+    extern __shared__ __align__(1024) unsigned char dyn_shared_[];                                                                                 \
     T *name = reinterpret_cast<T *>(dyn_shared_)
 
 static __device__ __forceinline__ uint32_t smem_u32(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }

@@ -1,7 +1,8 @@
 // compare.cuh: runs an op on the CPU device and on the CUDA device with the same inputs and compares what they write. Knows no op.
 //
-// The CPU device always computes in fp32: it is the reference. For a case in bf16 the inputs are values that bf16 can hold, the CUDA device gets them as
-// bf16, and its error may be at most `factor` times that of the reference rounded to bf16. Outputs start as NaN on both: what an op forgets to write is seen.
+// The CPU device always computes in fp32: it is the reference. For a case in bf16 the inputs are values that bf16 can hold, the CUDA device gets
+// them as bf16, and its error may be at most `factor` times that of the reference rounded to bf16. Outputs start as NaN on both: what an op forgets
+// to write is seen.
 #ifndef TEST_CUDA_COMPARE_CUH
 #define TEST_CUDA_COMPARE_CUH
 
@@ -118,10 +119,10 @@ static inline void compare_record(Compare *t, const std::string &what, double er
     row.failed += bad;
 }
 
-// Compares what the CUDA device has, stored as dtype, with what the CPU device wants: in fp32 the largest difference over the largest reference against
-// `bound`; in bf16 the largest difference over the largest rounding error of the reference (and the fp32 bound) against `factor`.
-static inline void compare_values(Compare *t, const char *what, const std::vector<float> &want, const std::vector<float> &have, Dtype dtype, double bound,
-                                  double factor = 2) {
+// Compares what the CUDA device has, stored as dtype, with what the CPU device wants: in fp32 the largest difference over the largest reference
+// against `bound`; in bf16 the largest difference over the largest rounding error of the reference (and the fp32 bound) against `factor`.
+static inline void compare_values(Compare *t, const char *what, const std::vector<float> &want, const std::vector<float> &have, Dtype dtype,
+                                  double bound, double factor = 2) {
     double difference = 0, rounding = 0, size = 0;
     for (size_t i = 0; i < want.size(); i++) {
         const double d = fabs((double)have[i] - want[i]), r = fabs((double)compare_round(DTYPE_BF16, want[i]) - want[i]);
