@@ -257,6 +257,12 @@ static ProductPlan *product_plan(CudaDevice *device, const Product *p) {
     return plan;
 }
 
+// Whether the product was used before.
+static bool product_planned(CudaDevice *device, const Product *p) {
+    const ProductKey key = product_key_(p);
+    return product_plan_find_(device->matmul, &key) != nullptr;
+}
+
 // Whether cuBLASLt has the product.
 static bool product_exists(CudaDevice *device, const Product *p) { return product_plan(device, p)->state == PLAN_READY; }
 
