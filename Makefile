@@ -105,7 +105,7 @@ $(BUILD)/shim_io.so: dev/test/shim_io.c Makefile
 	@mkdir -p $(BUILD)
 	$(CC) -std=c11 -D_GNU_SOURCE $(WARN) -O1 -g -shared -fPIC $< -o $@ -ldl
 $(BUILD)/test_checkpoint $(BUILD)/test_checkpoint_asan: | $(BUILD)/shim_io.so
-$(BUILD)/test_layouts $(BUILD)/test_layouts_asan: train_gpt.c
+$(BUILD)/test_layouts $(BUILD)/test_layouts_asan $(BUILD)/test_hf $(BUILD)/test_hf_asan: train_gpt.c
 $(BUILD)/bench_%: dev/bench/bench_%.c $(HEADERS) Makefile
 	@mkdir -p $(BUILD)
 	$(COMPILE) $< -o $@ $(LIBS)
@@ -217,7 +217,10 @@ $(BUILD)/test_comm_cuda.o: dev/test/cuda/test_comm_cuda.c $(HEADERS) llmc/cuda/d
 	@mkdir -p $(BUILD)
 	$(COMPILE) -c $< -o $@
 define SIM_COMM_TEST
-$(BUILD)/test_comm_cuda$(2): $(BUILD)/test_comm_cuda.o $(BUILD)/sim/train_gpt.cu.$(1).o $(call sim_objects,$(1))
+$(BUILD)/sim/comm_device.$(1).o: dev/test/cuda/comm_device.cu $(CU_SOURCES) $(SIM_HEADERS) Makefile
+	@mkdir -p $(BUILD)/sim
+	g++ $(SIM_KERNELS) $(SIM_$(1)) -c $$< -o $$@
+$(BUILD)/test_comm_cuda$(2): $(BUILD)/test_comm_cuda.o $(BUILD)/sim/comm_device.$(1).o $(call sim_objects,$(1))
 	g++ $(SIM_LINK_$(1)) $$^ $(SIM_LIBS) -o $$@
 endef
 $(eval $(call SIM_COMM_TEST,fast,))

@@ -13,9 +13,12 @@
 #include "llmc/cpu/threads.h"     // threads_wait_briefly
 #include "llmc/device.h"          // Device, Buffer
 #include "llmc/devices.h"         // devices_open, devices_check
+#include "llmc/hf_convert.h"      // hf_convert
+#include "llmc/hf_export.h"       // hf_export_write, hf_export_check
 #include "llmc/layout.h"          // Layout, layout_create
 #include "llmc/loader.h"          // Loader, StepBatch, MicroBatch
 #include "llmc/model.h"           // Model, tensor table
+#include "llmc/model_source.h"    // ModelWeights, weights_open, model_source_shape
 #include "llmc/monitor.h"         // Monitor
 #include "llmc/optimizer.h"       // learning_rate, optimizer_config
 #include "llmc/options.h"         // Options
@@ -173,7 +176,7 @@ static void create_activations(Trainer *t) {
     if (config->position == POSITION_ROPE) {
         const size_t count = (size_t)(o->seq * config->head_size);
         float *table = base_new(count, sizeof *table);
-        rope_table_fill(table, o->seq, config->head_size, config->rope_theta);
+        rope_table_fill(table, o->seq, config->head_size, config->rope_theta, &config->rope_scaling);
         device->copy_in(device, t->acts.rope.data, table, count * sizeof *table);
         free(table);
     }
@@ -769,6 +772,7 @@ typedef struct {
 typedef struct {
     Comm *comm;
     Options options;
+    ModelShape shape; // that the flags override, where they or weights name one
     ModelConfig config;
     Layout layout; // of this rank, or with --world of a rank of another job
     TokenSet train_set, val_set;
@@ -956,18 +960,8 @@ static void generate(Run *run) {
 
 // This rank's piece of a tensor in one of its shards' arenas.
 static CheckpointSlice checkpoint_slice(const Zero *zero, int i, const char *prefix, Buffer shard) {
-    const Tensor *tensor = &zero->model->tensors[i];
-    const Part *part = &zero->part[i];
     const ZeroPiece piece = zero_piece(zero, i);
-    CheckpointSlice slice = {.dtype = shard.dtype, .rank = tensor->rank, .from = piece.from, .to = piece.to};
-    snprintf(slice.name, sizeof slice.name, "%s%s", prefix, tensor->name);
-    for (int axis = 0; axis < 2; axis++) {
-        slice.shape[axis] = tensor->shape[axis];
-        slice.begin[axis] = part->begin[axis];
-        slice.end[axis] = part->begin[axis] + part->shape[axis];
-    }
-    slice.data = buffer_at(shard, piece.at).data;
-    return slice;
+    return weights_slice(&zero->model->tensors[i], &zero->part[i], prefix, shard.dtype, piece.from, piece.to, buffer_at(shard, piece.at).data);
 }
 
 // Everything that a run needs to go on: a row per tensor and kind of state that this rank holds a piece of; with `own` only of what no other
@@ -1135,19 +1129,19 @@ static bool find_checkpoint(Run *run, Checkpoint *checkpoint, bool *found, Error
     return good;
 }
 
-// Reads slices to where they live; elements of files and memory may differ in type when `convert`. One at a time where the way is by a copy.
-static void read_slices(Run *run, const Checkpoint *checkpoint, const CheckpointSlice *slices, int count, bool convert) {
+// Reads slices to where they live, one at a time where the way is by a copy.
+static void read_slices(Run *run, const Checkpoint *checkpoint, const CheckpointSlice *slices, int count) {
     Device *d = &run->trainer.device;
     Error error = {0};
     if (d->on_host) {
-        require(run, checkpoint_read(checkpoint, slices, count, convert, &error), &error);
+        require(run, checkpoint_read(checkpoint, slices, count, false, &error), &error);
         return;
     }
     for (int i = 0; i < count; i++) {
         const size_t bytes = (size_t)(slices[i].to - slices[i].from) * dtype_bytes(slices[i].dtype);
         CheckpointSlice copy = slices[i];
         copy.data = base_new(bytes, 1);
-        require(run, checkpoint_read(checkpoint, &copy, 1, convert, &error), &error);
+        require(run, checkpoint_read(checkpoint, &copy, 1, false, &error), &error);
         d->copy_in(d, slices[i].data, copy.data, bytes);
         free(copy.data);
     }
@@ -1156,49 +1150,38 @@ static void read_slices(Run *run, const Checkpoint *checkpoint, const Checkpoint
 static void load(Run *run, const Checkpoint *checkpoint) {
     int count;
     CheckpointSlice *slices = checkpoint_slices(&run->trainer, false, &count);
-    read_slices(run, checkpoint, slices, count, false);
+    read_slices(run, checkpoint, slices, count);
     free(slices);
     trainer_set_steps(&run->trainer, checkpoint->manifest.state.optimizer_steps);
     publish_parameters(&run->trainer, false);
 }
 
-// --init-from: weights only, from a checkpoint of either precision; master copies where it has them.
-static void load_weights(Run *run) {
+// --init-from: weights only, of a checkpoint of either precision or of a Hugging Face model. Closes them.
+static void load_weights(Run *run, ModelWeights *weights) {
+    enum { PIECE = 1 << 24 };
     Trainer *t = &run->trainer;
     Error error = {0};
-    Checkpoint checkpoint;
-    require_all(run,
-                checkpoint_open(run->comm, run->options.init_from, &checkpoint, &error) &&
-                    checkpoint_model_check(checkpoint.directory, checkpoint.manifest.state.model, &run->config, &error),
-                &error);
     for (int i = 0; i < t->model.count; i++) {
+        const Tensor *tensor = &t->model.tensors[i];
         const ZeroPiece piece = zero_piece(&t->zero, i);
-        if (piece.from == piece.to) continue;
-        const Buffer shard = full_precision(t, t->model.tensors[i].unit);
-        CheckpointSlice row = checkpoint_slice(&t->zero, i, "master/", shard);
-        if (manifest_tensor(&checkpoint.manifest, row.name) == NULL) row = checkpoint_slice(&t->zero, i, "", shard);
-        read_slices(run, &checkpoint, &row, 1, true);
-        comm_progress(run->comm);
+        float *values = base_new((size_t)min_i64(PIECE, piece.to - piece.from), sizeof *values);
+        for (int64_t begin = piece.from; begin < piece.to; begin += PIECE) {
+            const int64_t count = min_i64(PIECE, piece.to - begin);
+            require(run, weights_read(weights, tensor, &t->zero.part[i], begin, begin + count, values, &error), &error);
+            const Buffer to = buffer_at(full_precision(t, tensor->unit), piece.at + begin - piece.from);
+            t->device.copy_in(&t->device, to.data, values, (size_t)count * sizeof *values);
+            comm_progress(run->comm);
+        }
+        free(values);
     }
-    checkpoint_close(&checkpoint);
+    weights_close(weights);
     publish_parameters(t, true);
 }
 
-// The whole gradient of a tensor on every rank, from the ranks' shards. The caller frees it.
-static float *whole_gradient(Trainer *t, int i) {
-    const Tensor *tensor = &t->model.tensors[i];
-    const Part *part = &t->zero.part[i];
-    const ZeroPiece piece = zero_piece(&t->zero, i);
-    float *whole = base_new((size_t)tensor->elements, sizeof *whole);
-    if (part->counts && t->layout.replica == 0) {
-        const Buffer own = buffer_at(zero_shard(&t->zero, tensor->unit).grad, piece.at);
-        for (int64_t at = piece.from, run; at < piece.to; at += run) {
-            const int64_t element = layout_global_element(tensor, part, at, piece.to - at, &run);
-            t->device.copy_out(&t->device, whole + element, buffer_at(own, at - piece.from).data, (size_t)run * sizeof *whole);
-        }
-    }
-    comm_all_reduce(t->comm->world, whole, tensor->elements, COMM_F32, COMM_SUM); // of one rank's element and zeros
-    return whole;
+// The whole of a tensor, or of its gradient, on every rank. The caller frees it.
+static float *whole_tensor(Trainer *t, int i, bool gradient) {
+    const int unit = t->model.tensors[i].unit;
+    return zero_whole(&t->zero, i, gradient ? zero_shard(&t->zero, unit).grad : full_precision(t, unit));
 }
 
 // --dump-grads: the gradients as they are before clipping, by the names of the tensor table.
@@ -1212,7 +1195,7 @@ static void dump_gradients(Run *run) {
     float **gradients = base_new((size_t)count, sizeof *gradients);
     for (int i = 0; i < count; i++) {
         const Tensor *tensor = &t->model.tensors[i];
-        gradients[i] = whole_gradient(t, i);
+        gradients[i] = whole_tensor(t, i, true);
         entries[i] = (SafetensorsEntry){
             .name = tensor->name, .dtype = "F32", .rank = tensor->rank, .shape = {tensor->shape[0], tensor->shape[1]}, .data = gradients[i]};
         if (!is_first(run)) free(gradients[i]);
@@ -1282,7 +1265,7 @@ static bool prepare_vocabulary(Run *run, Error *error) {
         if (!tokenizer_open(&run->tokenizer, path, error)) return false;
         run->has_tokenizer = true;
     }
-    if (!model_configure(&run->config, &run->options, named > 0 ? named : run->tokenizer.vocab, error)) return false;
+    if (!model_configure_over(&run->config, &run->options, &run->shape, named > 0 ? named : run->tokenizer.vocab, error)) return false;
     if (path == NULL && !prepare_data_tokenizer(run, error)) return false;
     if (run->tokenizer.kind == TOKENIZER_BPE && named > 0 && named != run->tokenizer.vocab) {
         return fail(error, CODE_INPUT, "--tokenizer: has %lld tokens, the token files say %lld: not the tokenizer that made them",
@@ -1359,14 +1342,39 @@ static bool prepare_device(Run *run, PlanInput *plan, Error *error) {
     return devices_check(d, &run->layout.local, dtype, error);
 }
 
+static float *export_whole(void *context, int tensor, Error *error) {
+    (void)error;
+    Run *run = context;
+    comm_heartbeat(run->comm, run->step, "export");
+    return whole_tensor(&run->trainer, tensor, false);
+}
+
+static Dtype export_dtype(const Options *o) { return o->precision == PRECISION_BF16 ? DTYPE_BF16 : DTYPE_F32; }
+
+// --export-hf: rank 0 writes what all gather.
+static void export_hf(Run *run) {
+    const Options *o = &run->options;
+    Error error = {0};
+    if (o->export_hf == NULL) return;
+    json_t *ids = hf_export_ids(o->init_from, loader_config(run, true).eot);
+    const HfExport export = {
+        .directory = o->export_hf, .dtype = export_dtype(o), .shard_bytes = hf_export_shard_bytes(o), .tokenizer = o->tokenizer, .ids = ids};
+    require(run, hf_export_write(&export, &run->trainer.model, is_first(run), export_whole, run, &error), &error);
+    json_decref(ids);
+    if (is_first(run)) monitor_say(&run->monitor, "%s holds the model in %s", o->export_hf, dtype_names[export.dtype]);
+}
+
 static void banner(const Run *run, const PlanInput *plan) {
     const Options *o = &run->options;
     const ModelConfig *m = &run->config;
     const PlanFacts facts = plan_facts(plan);
     char parameters[32], memory[32];
     printf("model   %s: %s parameters, %lld layers, %lld channels, %lld heads (%lld kv), ffn %lld, vocabulary %lld\n",
-           o->model != NULL ? o->model : "custom", plan_count_text((double)facts.parameters, parameters), (long long)m->layers,
-           (long long)m->channels, (long long)m->heads, (long long)m->kv_heads, (long long)m->ffn, (long long)m->vocab);
+           o->model != NULL   ? o->model
+           : run->shape.known ? run->shape.name
+                              : "custom",
+           plan_count_text((double)facts.parameters, parameters), (long long)m->layers, (long long)m->channels, (long long)m->heads,
+           (long long)m->kv_heads, (long long)m->ffn, (long long)m->vocab);
     printf("batch   %lld sequences of %lld tokens = %lld tokens a step (%lld at once); %lld steps\n", (long long)o->global_batch, (long long)o->seq,
            (long long)facts.tokens_per_step, (long long)o->micro_batch, (long long)o->steps);
     if (run->comm->size > 1) {
@@ -1529,15 +1537,24 @@ static int inform(Run *run) {
     return CODE_OK;
 }
 
+// --steps 0 --export-hf of weights that are there
+static int convert(Run *run) {
+    Error error = {0};
+    if (!hf_convert(run->comm, &run->options, &error)) end_with(run, &error);
+    options_free(&run->options);
+    comm_finish(run->comm);
+    return CODE_OK;
+}
+
 // Allocates, initialises or loads, opens the log and says what is about to happen.
-static void begin(Run *run, const Model *model, Checkpoint *checkpoint, const PlanInput *plan, int argc, char **argv) {
+static void begin(Run *run, const Model *model, Checkpoint *checkpoint, ModelWeights *weights, const PlanInput *plan, int argc, char **argv) {
     const Options *o = &run->options;
     Trainer *t = &run->trainer;
     Error error = {0};
     trainer_create(t, o, &run->config, run->comm, run->device);
     trainer_init_parameters(t);
     if (checkpoint != NULL) load(run, checkpoint), checkpoint_close(checkpoint);
-    if (checkpoint == NULL && o->init_from != NULL) load_weights(run);
+    if (checkpoint == NULL && o->init_from != NULL) load_weights(run, weights);
     if (o->log_samples) run->sample_ids = base_new((size_t)o->global_batch, sizeof *run->sample_ids);
     const double peak_flops = t->device.peak_flops(&t->device, t->dtype);
     // A run that only looks (--steps 0) at an existing checkpoint leaves its log alone.
@@ -1561,15 +1578,17 @@ static void begin(Run *run, const Model *model, Checkpoint *checkpoint, const Pl
 }
 
 // Checks files, model, layout, place on disk, checkpoint to go on from, memory. False: all is well, and there is nothing to do.
-static bool check(Run *run, Model *model, PlanInput *plan, Checkpoint *checkpoint, bool *found) {
-    const Options *o = &run->options;
+static bool check(Run *run, Model *model, PlanInput *plan, Checkpoint *checkpoint, ModelWeights *weights, bool *found) {
+    Options *o = &run->options;
     Error error = {0};
+    if (!model_source_shape(run->comm, o, &run->shape, &error)) end_with(run, &error);
     require_all(run, prepare(run, &error), &error);
     const bool writes = is_first(run) && o->out != NULL && !o->dry_run;
     require_all(run, !writes || checkpoint_lock(o->out, &run->lock, &error), &error);
     require_all(run, find_checkpoint(run, checkpoint, found, &error), &error);
     require_all(run, !writes || !*found || checkpoint_clean(o->out, &error), &error); // there is a good one: leftovers are not needed
-    if (*found && o->steps > 0 && run->step >= o->steps && (o->out == NULL || monitor_finished(o->out))) {
+    const bool exported = o->export_hf == NULL || !hf_export_is_free(o->export_hf);
+    if (*found && o->steps > 0 && run->step >= o->steps && exported && (o->out == NULL || monitor_finished(o->out))) {
         if (is_first(run)) {
             printf("%s is at step %lld of %lld: nothing to do\n", checkpoint->directory, (long long)run->step, (long long)o->steps);
         }
@@ -1581,6 +1600,10 @@ static bool check(Run *run, Model *model, PlanInput *plan, Checkpoint *checkpoin
     if (o->dry_run && is_first(run)) plan_print(stdout, plan);
     if (o->dry_run) return false;
     require_all(run, prepare_device(run, plan, &error) && plan_fits(plan, &error), &error);
+    const bool exports = is_first(run) && o->export_hf != NULL;
+    require_all(run, !exports || hf_export_check(o->export_hf, model, export_dtype(o), &error), &error);
+    const bool starts = !*found && o->init_from != NULL;
+    if (starts && !weights_open(run->comm, o->init_from, model, weights, &error)) end_with(run, &error);
     return true;
 }
 
@@ -1602,6 +1625,7 @@ int main(int argc, char **argv) {
     PlanInput plan;
     Model model = {0};
     Checkpoint checkpoint = {0};
+    ModelWeights weights = {0};
     Trainer *t = &run.trainer;
     bool found = false;
     run.lock = run.monitor.log = -1;
@@ -1613,12 +1637,13 @@ int main(int argc, char **argv) {
     require_all(&run, options_parse(o, argc, argv, &error), &error);
     if (o->help || o->version || (o->model != NULL && strcmp(o->model, "list") == 0)) return inform(&run);
 
-    if (!check(&run, &model, &plan, &checkpoint, &found)) {
+    if (hf_convert_wanted(o)) return convert(&run);
+    if (!check(&run, &model, &plan, &checkpoint, &weights, &found)) {
         if (found) checkpoint_close(&checkpoint);
         run_end(&run, &model);
         return CODE_OK;
     }
-    begin(&run, &model, found ? &checkpoint : NULL, &plan, argc, argv);
+    begin(&run, &model, found ? &checkpoint : NULL, &weights, &plan, argc, argv);
 
     const char *stop = agree_on_stop(&run, NULL, NULL);
     while (run.step < o->steps && stop == NULL) {
@@ -1654,6 +1679,7 @@ int main(int argc, char **argv) {
     if (stop == NULL) {
         validate(&run);
         if (o->sample_every > 0 || o->prompt != NULL) generate(&run);
+        export_hf(&run);
     }
     write_trace(&run, true);
     if (stop == NULL) stop = agree_on_stop(&run, NULL, NULL); // in the last validation: the next --resume auto finishes the run

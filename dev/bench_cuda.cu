@@ -415,7 +415,14 @@ static void bench_ceilings(Bench *b) {
         bench_median_ms(b, [&] { cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, cuda_of(d)->compute), "cudaMemcpyAsync"); });
     bench_release(b);
     b->copy_bytes = 2.0 * (double)bytes / (ms * 1e-3);
-    for (int i = 0; i < 3 && d->matmul_rate != nullptr; i++) b->matmul_flops = std::max(b->matmul_flops, d->matmul_rate(d, DTYPE_BF16));
+    if (d->linear_forward != nullptr) {
+        const int64_t n = (int64_t)cuda_of(d)->sm_count * (b->tiny ? 8 : 64); // 8448 on an H200
+        const Buffer none = {}, out = bench_random(b, n * n, DTYPE_BF16, 1), in = bench_random(b, n * n, DTYPE_BF16, 1),
+                     weight = bench_random(b, n * n, DTYPE_BF16, 1);
+        const double product_ms = bench_median_ms(b, [&] { d->linear_forward(d, out, none, in, weight, none, n, n, n); });
+        b->matmul_flops = 2.0 * (double)n * (double)n * (double)n / (product_ms * 1e-3);
+        bench_release(b);
+    }
     cudaDeviceProp properties;
     cuda_check(cudaGetDeviceProperties(&properties, cuda_of(d)->ordinal), "cudaGetDeviceProperties");
     printf("%s, %d multiprocessors; ceilings: bf16 product %.1f TF/s, copy %.0f GB/s (read and write counted)\n", properties.name,

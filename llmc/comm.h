@@ -1,6 +1,6 @@
 // comm.h: communication among the ranks of a job: collectives and messages on groups, asynchronous, with results that do not depend on
 // timing. MPI moves what leaves a host; on one host ranks read and write each other's memory where it comes from comm_alloc. Without
-// MPI, or without a launcher, there is one rank, and everything works on it. Knows no devices, tensors or mesh.
+// MPI, or without a launcher, there is one rank, and everything works on it. Knows no tensors or mesh, and of a device only a table of functions.
 //
 //     Comm *comm = comm_init(&argc, &argv);
 //     CommGroup *dp = comm_group(comm, members, count, "dp");          // every member, with the same list
@@ -26,6 +26,11 @@
 // comm_init, comm_group, comm_alloc, comm_release and comm_finish, which want nothing in flight. A watchdog ends a job that cannot go on, with
 // CODE_COMM: soon when a process of this host is stopped, frozen or dead, or when all ranks wait; otherwise after comm_watchdog's limit (see
 // comm_core.h). A process that dies is also seen by the launcher, on any host; one that is stopped on another host by its neighbours there.
+//
+// Device memory (comm_set_device; comm_device.h says how) goes the device's way, everything else stays here; an operation's buffers are of one
+// kind, the same on all ranks. comm_wait then lets the device's compute queue wait, not the host: ops that follow see the result, and reading it on
+// the host waits by itself (comm_poll_ keeps the rest going). Messages go round a comm_pipe. Sums of F32 and F64 are in the device's own order, the
+// rest as above.
 //
 // Late completion (comm_late, or TRAIN_GPT_COMM_LATE=seed): outputs hold NaN from start to wait and results are delivered by the wait; an
 // input or output that was written meanwhile ends the job; progress and tests are refused at random; sends complete only when received.
@@ -401,6 +406,7 @@ static inline void comm_set_device(Comm *comm, const CommDevice *device) {
         for (int i = 0; i < comm->late_block_count; i++) comm->device.release(comm->device.state, comm->late_blocks[i].data);
         free(comm->late_blocks);
         comm->late_blocks = NULL, comm->late_block_count = 0;
+        comm_check_device_(comm);
         comm->device.set_poll(comm->device.state, NULL, NULL);
         comm->device = (CommDevice){.state = NULL};
         return;

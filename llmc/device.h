@@ -176,7 +176,7 @@ struct Device {
     // --- the step's scalars
     // state->loss_sum += scale * sum of losses (N), in a fixed order, in double
     void (*loss_sum)(Device *device, StepState *state, Buffer losses, double scale, int64_t N);
-    // state->grad_squares += sum of squares of the segments, in a fixed order, in double
+    // state->grad_squares += sum of squares of the segments (count, device memory), in a fixed order, in double
     void (*grad_squares)(Device *device, StepState *state, Buffer grad, const Segment *segments, int64_t count);
     // grad_norm, clip_coefficient (clip 0 = off), skip; advances optimizer_steps unless skipped
     void (*step_decide)(Device *device, StepState *state, double clip);

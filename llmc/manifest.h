@@ -116,28 +116,33 @@ typedef struct {
     size_t offset;
     int option;    // whose choices name the value; also the flag named in messages
     bool compared; // decides what the weights mean
+    bool optional; // 0 where it is missing: files of older versions
 } ManifestField_;
 
 // The model's fields by name. Dropout is a setting of training: it is recorded, and may change.
 static inline const ManifestField_ *manifest_fields_(size_t *count) {
     static const ManifestField_ fields[] = {
-        {"layers", MANIFEST_INT, offsetof(ModelConfig, layers), OPTION_layers, true},
-        {"channels", MANIFEST_INT, offsetof(ModelConfig, channels), OPTION_channels, true},
-        {"heads", MANIFEST_INT, offsetof(ModelConfig, heads), OPTION_heads, true},
-        {"kv_heads", MANIFEST_INT, offsetof(ModelConfig, kv_heads), OPTION_kv_heads, true},
-        {"head_size", MANIFEST_INT, offsetof(ModelConfig, head_size), OPTION_head_size, true},
-        {"ffn", MANIFEST_INT, offsetof(ModelConfig, ffn), OPTION_ffn, true},
-        {"vocab", MANIFEST_INT, offsetof(ModelConfig, vocab), OPTION_vocab, true},
-        {"norm", MANIFEST_CHOICE, offsetof(ModelConfig, norm), OPTION_norm, true},
-        {"position", MANIFEST_CHOICE, offsetof(ModelConfig, position), OPTION_position, true},
-        {"activation", MANIFEST_CHOICE, offsetof(ModelConfig, activation), OPTION_activation, true},
-        {"bias", MANIFEST_CHOICE, offsetof(ModelConfig, bias), OPTION_bias, true},
-        {"tied", MANIFEST_BOOL, offsetof(ModelConfig, tied), OPTION_tied, true},
-        {"qk_norm", MANIFEST_BOOL, offsetof(ModelConfig, qk_norm), OPTION_qk_norm, true},
-        {"max_seq", MANIFEST_INT, offsetof(ModelConfig, max_seq), OPTION_seq, true},
-        {"norm_eps", MANIFEST_REAL, offsetof(ModelConfig, norm_eps), OPTION_norm_eps, true},
-        {"rope_theta", MANIFEST_REAL, offsetof(ModelConfig, rope_theta), OPTION_rope_theta, true},
-        {"dropout", MANIFEST_REAL, offsetof(ModelConfig, dropout), OPTION_dropout, false},
+        {"layers", MANIFEST_INT, offsetof(ModelConfig, layers), OPTION_layers, true, false},
+        {"channels", MANIFEST_INT, offsetof(ModelConfig, channels), OPTION_channels, true, false},
+        {"heads", MANIFEST_INT, offsetof(ModelConfig, heads), OPTION_heads, true, false},
+        {"kv_heads", MANIFEST_INT, offsetof(ModelConfig, kv_heads), OPTION_kv_heads, true, false},
+        {"head_size", MANIFEST_INT, offsetof(ModelConfig, head_size), OPTION_head_size, true, false},
+        {"ffn", MANIFEST_INT, offsetof(ModelConfig, ffn), OPTION_ffn, true, false},
+        {"vocab", MANIFEST_INT, offsetof(ModelConfig, vocab), OPTION_vocab, true, false},
+        {"norm", MANIFEST_CHOICE, offsetof(ModelConfig, norm), OPTION_norm, true, false},
+        {"position", MANIFEST_CHOICE, offsetof(ModelConfig, position), OPTION_position, true, false},
+        {"activation", MANIFEST_CHOICE, offsetof(ModelConfig, activation), OPTION_activation, true, false},
+        {"bias", MANIFEST_CHOICE, offsetof(ModelConfig, bias), OPTION_bias, true, false},
+        {"tied", MANIFEST_BOOL, offsetof(ModelConfig, tied), OPTION_tied, true, false},
+        {"qk_norm", MANIFEST_BOOL, offsetof(ModelConfig, qk_norm), OPTION_qk_norm, true, false},
+        {"max_seq", MANIFEST_INT, offsetof(ModelConfig, max_seq), OPTION_seq, true, false},
+        {"norm_eps", MANIFEST_REAL, offsetof(ModelConfig, norm_eps), OPTION_norm_eps, true, false},
+        {"rope_theta", MANIFEST_REAL, offsetof(ModelConfig, rope_theta), OPTION_rope_theta, true, false},
+        {"rope_factor", MANIFEST_REAL, offsetof(ModelConfig, rope_scaling.factor), OPTION_rope_theta, true, true},
+        {"rope_low_freq_factor", MANIFEST_REAL, offsetof(ModelConfig, rope_scaling.low_freq_factor), OPTION_rope_theta, true, true},
+        {"rope_high_freq_factor", MANIFEST_REAL, offsetof(ModelConfig, rope_scaling.high_freq_factor), OPTION_rope_theta, true, true},
+        {"rope_original_seq", MANIFEST_INT, offsetof(ModelConfig, rope_scaling.original_seq), OPTION_rope_theta, true, true},
+        {"dropout", MANIFEST_REAL, offsetof(ModelConfig, dropout), OPTION_dropout, false, false},
     };
     *count = sizeof fields / sizeof fields[0];
     return fields;
@@ -171,12 +176,13 @@ static inline bool checkpoint_model_check(const char *where, const json_t *model
     for (size_t i = 0; good && i < count; i++) {
         // Only learned positions make the length part of the weights; only rotary ones use theta.
         if (!fields[i].compared || (strcmp(fields[i].name, "max_seq") == 0 && wanted->position != POSITION_LEARNED) ||
-            (strcmp(fields[i].name, "rope_theta") == 0 && wanted->position != POSITION_ROPE)) {
+            (strncmp(fields[i].name, "rope_", 5) == 0 && wanted->position != POSITION_ROPE)) {
             continue;
         }
         json_t *want = manifest_field_json_(&fields[i], wanted);
         const json_t *got = json_object_get(model, fields[i].name);
-        if (got == NULL || !json_equal(got, want)) {
+        const bool none = got == NULL && fields[i].optional && json_number_value(want) == 0;
+        if (!none && (got == NULL || !json_equal(got, want))) {
             char *got_text = got != NULL ? json_dumps(got, JSON_ENCODE_ANY | JSON_COMPACT) : NULL;
             char *want_text = json_dumps(want, JSON_ENCODE_ANY | JSON_COMPACT);
             good = fail(error, CODE_USAGE, "%s: model.%s: got %.100s in the checkpoint, wanted %.100s by the flags (--%s, --model)", where,
@@ -188,6 +194,41 @@ static inline bool checkpoint_model_check(const char *where, const json_t *model
         json_decref(want);
     }
     return good;
+}
+
+// A field's value from a manifest; false when it is none that the field's flag could have.
+static inline bool manifest_field_parse_(const ManifestField_ *field, const json_t *value, ModelConfig *config) {
+    const OptionRow *row = &options_rows()[field->option];
+    void *at = (char *)config + field->offset;
+    switch (field->kind) {
+    case MANIFEST_INT:
+        *(int64_t *)at = json_integer_value(value);
+        return json_is_integer(value) && (field->optional || ((double)json_integer_value(value) >= row->low)) &&
+               (double)json_integer_value(value) <= row->high && json_integer_value(value) >= 0;
+    case MANIFEST_CHOICE: return json_is_string(value) && (*(int *)at = options_choice_(row->choices, json_string_value(value))) >= 0;
+    case MANIFEST_BOOL: *(bool *)at = json_is_true(value); return json_is_boolean(value);
+    case MANIFEST_REAL:
+        *(double *)at = json_number_value(value);
+        return json_is_number(value) && json_number_value(value) <= row->high && json_number_value(value) >= (field->optional ? 0 : row->low);
+    }
+    return false;
+}
+
+// The model that a manifest tells of.
+static inline bool checkpoint_model_config(const char *where, const json_t *model, ModelConfig *config, Error *error) {
+    size_t count;
+    const ManifestField_ *fields = manifest_fields_(&count);
+    *config = (ModelConfig){0};
+    for (size_t i = 0; i < count; i++) {
+        const json_t *value = json_object_get(model, fields[i].name);
+        if ((value != NULL || !fields[i].optional) && !manifest_field_parse_(&fields[i], value, config)) {
+            return fail(error, CODE_INPUT, "%s: model.%s: got no value that --%s could have", where, fields[i].name,
+                        options_rows()[fields[i].option].flag);
+        }
+    }
+    const RopeScaling *rope = &config->rope_scaling;
+    const bool scaled = rope->factor == 0 || (rope->low_freq_factor < rope->high_freq_factor && rope->original_seq > 0);
+    return (scaled && config->heads % config->kv_heads == 0) || fail(error, CODE_INPUT, "%s: model: heads or rope scaling do not fit", where);
 }
 
 // Every flag that has a value, as text.

@@ -13,6 +13,7 @@
 #include "llmc/base.h"    // Error, fail, min_i64
 #include "llmc/options.h" // Options, NORM_*, POSITION_*, ACTIVATION_*, BIAS_*
 #include "llmc/rng.h"     // rng_normal_pair, rng_mix
+#include "llmc/rope.h"    // RopeScaling
 
 typedef struct {
     int64_t layers, channels, heads, kv_heads, head_size, ffn, vocab; // L C NH NKV HS FF V
@@ -20,6 +21,7 @@ typedef struct {
     int norm, position, activation, bias;                             // NORM_*, POSITION_*, ACTIVATION_*, BIAS_*
     bool tied, qk_norm;
     double norm_eps, rope_theta, dropout;
+    RopeScaling rope_scaling;
 } ModelConfig;
 
 static inline int64_t model_q_width(const ModelConfig *m) { return m->heads * m->head_size; }
@@ -351,14 +353,24 @@ static inline void model_list(FILE *file) {
 }
 
 // ----------------------------------------------------------------------------
-// Options -> configuration. `data_vocab` is the vocabulary named by the token files (0 = they name none).
-static inline bool model_configure(ModelConfig *m, const Options *o, int64_t data_vocab, Error *error) {
-    const bool *given = o->given;
-    const ModelPreset *preset = NULL;
-    *m = (ModelConfig){0};
-    if (o->model != NULL) {
-        preset = model_preset_find(o->model);
-        if (preset == NULL) return fail(error, CODE_USAGE, "--model: unknown preset '%s' (--model list shows them)", o->model);
+// A configuration to start from: of --model config.json, or of the weights that a run goes on with.
+typedef struct {
+    bool known;
+    bool fixed; // by weights: flags change only what they name (and are refused later where that differs)
+    ModelConfig config;
+    char name[256];         // where it comes from, for messages
+    int64_t sliding_window; // tokens beyond which its attention would not see all; 0: none
+} ModelShape;
+
+// The configuration that the flags override. False: --model names none.
+static inline bool model_base_(ModelConfig *m, const Options *o, const ModelShape *shape, Error *error) {
+    if (shape != NULL && shape->known) {
+        *m = shape->config;
+    } else if (o->model != NULL) {
+        const ModelPreset *preset = model_preset_find(o->model);
+        if (preset == NULL) {
+            return fail(error, CODE_USAGE, "--model: unknown preset '%s' (--model list shows them; or the path of a config.json)", o->model);
+        }
         *m = model_preset_config_(preset);
     } else {
         *m = (ModelConfig){.layers = 12,
@@ -371,8 +383,35 @@ static inline bool model_configure(ModelConfig *m, const Options *o, int64_t dat
                            .norm_eps = 1e-5,
                            .rope_theta = 1e4};
     }
-    // A flag that changes a width resets what the preset derived from it, unless that is given too.
-    const bool shape_given = given[OPTION_channels] || given[OPTION_heads];
+    return true;
+}
+
+// What no configuration may be.
+static inline bool model_check_(const ModelConfig *m, const Options *o, const char *name, Error *error) {
+    if (m->head_size > 128) {
+        return fail(error, CODE_USAGE, "--head-size: got %lld, wanted at most 128 (more --heads, or give --head-size)", (long long)m->head_size);
+    }
+    if (m->heads % m->kv_heads != 0) {
+        return fail(error, CODE_USAGE, "--kv-heads: got %lld, wanted a divisor of --heads %lld", (long long)m->kv_heads, (long long)m->heads);
+    }
+    if (m->position == POSITION_ROPE && m->head_size % 2 != 0) {
+        return fail(error, CODE_USAGE, "--head-size: got %lld, wanted an even number with --position rope", (long long)m->head_size);
+    }
+    if (m->position == POSITION_LEARNED && m->max_seq > 0 && o->seq > m->max_seq) {
+        return fail(error, CODE_USAGE, "--seq: got %lld, wanted at most the %lld learned positions of %s (or --position rope)", (long long)o->seq,
+                    (long long)m->max_seq, name);
+    }
+    return true;
+}
+
+// Options -> configuration, over that of a shape (NULL or not known: of --model). `data_vocab` is the vocabulary named by the token files
+// (0 = they name none).
+static inline bool model_configure_over(ModelConfig *m, const Options *o, const ModelShape *shape, int64_t data_vocab, Error *error) {
+    const bool *given = o->given;
+    const bool known = shape != NULL && shape->known, fixed = known && shape->fixed, based = known || o->model != NULL;
+    if (!model_base_(m, o, shape, error)) return false;
+    // A flag that changes a width resets what was derived from it, unless that is given too.
+    const bool shape_given = !fixed && (given[OPTION_channels] || given[OPTION_heads]);
     if (given[OPTION_layers]) m->layers = o->layers;
     if (given[OPTION_channels]) m->channels = o->channels;
     if (given[OPTION_heads]) m->heads = o->heads;
@@ -389,7 +428,7 @@ static inline bool model_configure(ModelConfig *m, const Options *o, int64_t dat
     if (m->heads == 0) m->heads = max_i64(1, C / 64);
     if (given[OPTION_head_size]) {
         m->head_size = o->head_size;
-    } else if (preset == NULL || shape_given) {
+    } else if (!based || shape_given) {
         if (C % m->heads != 0) {
             return fail(error, CODE_USAGE, "--heads: got %lld, wanted a divisor of --channels %lld (or give --head-size)", (long long)m->heads,
                         (long long)C);
@@ -398,37 +437,29 @@ static inline bool model_configure(ModelConfig *m, const Options *o, int64_t dat
     }
     if (given[OPTION_kv_heads]) {
         m->kv_heads = o->kv_heads;
-    } else if (preset == NULL || given[OPTION_heads]) {
+    } else if (!based || (!fixed && given[OPTION_heads])) {
         m->kv_heads = m->heads;
     }
     if (given[OPTION_ffn]) {
         m->ffn = o->ffn;
-    } else if (preset == NULL || given[OPTION_channels] || given[OPTION_activation]) {
+    } else if (!based || (!fixed && (given[OPTION_channels] || given[OPTION_activation]))) {
         m->ffn = m->activation == ACTIVATION_SWIGLU ? round_up((8 * C + 2) / 3, 64) : 4 * C;
     }
     if (given[OPTION_vocab]) {
         m->vocab = o->vocab;
-    } else if (data_vocab > 0) {
+    } else if (data_vocab > 0 && !known) {
         m->vocab = data_vocab;
-    } else if (preset == NULL) {
+    } else if (!based) {
         m->vocab = 50257;
     }
-    if (m->head_size > 128) {
-        return fail(error, CODE_USAGE, "--head-size: got %lld, wanted at most 128 (more --heads, or give --head-size)", (long long)m->head_size);
-    }
-    if (m->heads % m->kv_heads != 0) {
-        return fail(error, CODE_USAGE, "--kv-heads: got %lld, wanted a divisor of --heads %lld", (long long)m->kv_heads, (long long)m->heads);
-    }
-    if (m->position == POSITION_ROPE && m->head_size % 2 != 0) {
-        return fail(error, CODE_USAGE, "--head-size: got %lld, wanted an even number with --position rope", (long long)m->head_size);
-    }
-    if (m->position == POSITION_LEARNED && m->max_seq > 0 && o->seq > m->max_seq) {
-        return fail(error, CODE_USAGE, "--seq: got %lld, wanted at most the %lld learned positions of %s (or --position rope)", (long long)o->seq,
-                    (long long)m->max_seq, preset->name);
-    }
-    // Without a preset the table of positions is as long as the sequences; a preset keeps its published length.
+    if (!model_check_(m, o, known ? shape->name : o->model, error)) return false;
+    // Without a base the table of positions is as long as the sequences; a base keeps its published length.
     if (m->max_seq == 0) m->max_seq = o->seq;
     return true;
+}
+
+static inline bool model_configure(ModelConfig *m, const Options *o, int64_t data_vocab, Error *error) {
+    return model_configure_over(m, o, NULL, data_vocab, error);
 }
 
 #endif

@@ -41,7 +41,8 @@
     X(BARE, dry_run, "dry-run", "", 0, 0, "check everything, print parameters, memory, data and steps; allocate nothing, train nothing")           \
     X(INT, world, "world", "", 1, 1048576, "with --dry-run: the number of ranks to plan for (default: those that were started)")                   \
     S("model")                                                                                                                                     \
-    X(TEXT, model, "model", "", 1, 4096, "a preset to start from ('list' shows them); the flags below override it")                                \
+    X(TEXT, model, "model", "", 1, 4096,                                                                                                           \
+      "a preset ('list' shows them) or a Hugging Face config.json to start from; the flags below override it (default: --resume, --init-from)")    \
     X(INT, layers, "layers", "", 1, 100000, "transformer blocks (L; 12 without --model)")                                                          \
     X(INT, channels, "channels", "", 1, 262144, "width of the residual stream (C; 768 without --model)")                                           \
     X(INT, heads, "heads", "", 1, 8192, "query heads (NH; channels/64 without --model)")                                                           \
@@ -58,7 +59,8 @@
     X(CHOICE, tied, "tied", "", 0, "off|on", "the head shares the embedding's weights (default on)")                                               \
     X(CHOICE, qk_norm, "qk-norm", "", 0, "off|on", "rmsnorm on every head of q and k (default off)")                                               \
     X(REAL, dropout, "dropout", "0", 0, 0.95, "probability of dropping an element after the embedding, attention and MLP")                         \
-    X(TEXT, init_from, "init-from", "", 1, 4096, "start from the weights (only) of this checkpoint directory")                                     \
+    X(TEXT, init_from, "init-from", "", 1, 4096,                                                                                                   \
+      "start from the weights (only) of this checkpoint or Hugging Face directory; without --model also from its shape")                           \
     S("data")                                                                                                                                      \
     X(TEXT, train, "train", "", 1, 4096,                                                                                                           \
       "token files to train on: a path or a quoted glob (.bin of llm.c, or .bin with Megatron's .idx beside it)")                                  \
@@ -117,6 +119,9 @@
     X(REAL, mtbf, "mtbf", "", 1e-6, 1e6, "hours from failure to failure of the whole job, for --save-every auto")                                  \
     X(CHOICE, async_save, "async-save", "on", 0, "off|on", "write checkpoints while training goes on (takes memory for a copy of what is saved)")  \
     X(INT, keep, "keep", "2", 1, 1e9, "checkpoints to keep in --out")                                                                              \
+    X(TEXT, export_hf, "export-hf", "", 1, 4096,                                                                                                   \
+      "write the model to DIR for Hugging Face's transformers, after the last step; --steps 0 with --resume or --init-from: only convert")         \
+    X(REAL, export_shard_mb, "export-shard-mb", "5000", 0.0001, 1e9, "largest file of --export-hf, in MB; a tensor is never divided")              \
     S("debug")                                                                                                                                     \
     X(TEXT, dump_grads, "dump-grads", "", 1, 4096, "write step 1's full unclipped gradients to DIR/grads.safetensors")                             \
     X(TEXT, trace, "trace", "", 1, 64, "A:B: write what every rank did in steps A to B to OUT/trace.json (chrome://tracing, Perfetto)")            \

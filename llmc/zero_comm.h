@@ -243,4 +243,21 @@ static inline void zero_gradients_finish(Zero *zero) {
     }
 }
 
+// ----------------------------------------------------------------------------
+// The whole of a tensor, fp32, on every rank, to be freed by the caller. own: this rank's shard of its unit, in fp32.
+static inline float *zero_whole(const Zero *zero, int i, Buffer own) {
+    const Tensor *tensor = &zero->model->tensors[i];
+    const Part *part = &zero->part[i];
+    const ZeroPiece piece = zero_piece(zero, i);
+    const int64_t pairs = ceil_div(tensor->elements, 2);
+    float *whole = base_new((size_t)pairs, 2 * sizeof *whole);
+    const bool counts = part->counts && zero->layout->replica == 0;
+    for (int64_t at = piece.from, run; counts && at < piece.to; at += run) {
+        const int64_t element = layout_global_element(tensor, part, at, piece.to - at, &run);
+        zero->device->copy_out(zero->device, whole + element, buffer_at(own, piece.at + at - piece.from).data, (size_t)run * sizeof *whole);
+    }
+    comm_all_reduce(zero->comm->world, whole, pairs, COMM_I64, COMM_SUM); // of one rank's bits and zeros: exact, also for -0 and NaN
+    return whole;
+}
+
 #endif

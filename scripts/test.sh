@@ -166,6 +166,7 @@ for script in dev/test/*.sh; do
     [ "$script" = dev/test/common.sh ] || part "$(basename "$script")" bash "$script"
 done
 part cli.sh_asan env TRAIN=./train_gpt_asan bash dev/test/cli.sh
+part hf.sh_asan env TRAIN=./train_gpt_asan bash dev/test/hf.sh --one-rank
 part split.sh_asan env TRAIN=./train_gpt_asan bash dev/test/split.sh
 part quickstart env QUICKSTART_OUT=build/quickstart_$$ scripts/quickstart.sh --smoke
 rm -rf build/quickstart_$$

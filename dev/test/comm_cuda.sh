@@ -3,7 +3,8 @@
 # completion, on pretended hosts, under AddressSanitizer and the race checker; built without NCCL and without MPI; then jobs that lose, stop or stall a rank,
 # which must end soon, with the message and the exit code. Skipped without a CUDA toolkit, unless NEED_CUDA=1.
 #
-# usage: comm_cuda.sh [--quick|--ends|--race]   only the first runs, up to the first failure; only the jobs that must end; only the race checker
+# usage: comm_cuda.sh [--quick|--ends|--race|--only PART RANKS [FORM]]   only the first runs, up to the first failure; only the jobs that must end; only the
+# race checker; only a part of test_comm_cuda (world, groups, overlap, pipes, late), on so many ranks, in the plain form or the one named (asan, race)
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 part=${1:-}
@@ -39,7 +40,7 @@ bad() {
 good() {
     local name=$1 ranks=$2
     shift 2
-    run 120 "$ranks" "$@"
+    run 300 "$ranks" "$@" # seconds on a machine of its own
     if [ $code -eq 0 ] && grep -q ' passed, 0 failed' "$dir/log"; then
         ok "$name, $ranks ranks: $(tail -n 1 "$dir/log"), $took s"
     else
@@ -70,6 +71,13 @@ ends() {
     fi
 }
 
+if [ "$part" = --only ]; then
+    form=${test}${4:+_$4}
+    make -s "$form" || exit 1
+    good "$2" "$3" env TRAIN_GPT_COMM_SCRATCH=6000 "$form" only "$2"
+    tally
+    exit
+fi
 if [ "$part" = "" ] || [ "$part" = --quick ]; then
     for ranks in 1 2 3 4; do good "device memory" $ranks $test; done
     good "many pieces" 3 env TRAIN_GPT_COMM_SCRATCH=6000 $test

@@ -357,7 +357,7 @@ static float *row_norms(Trainer *t, const Data *data) {
         step_begin(t, 1);
         accumulate_gradients(t, &row);
         for (int i = 0; i < t->model.count; i++) {
-            float *whole = whole_gradient(t, i);
+            float *whole = whole_tensor(t, i, true);
             sums[i] += (float)gradient_norm(whole, t->model.tensors[i].elements);
             free(whole);
         }
@@ -395,7 +395,7 @@ static Outcome run_case(Comm *comm, const Case *c, int global_batch, uint64_t la
         accumulate_gradients(t, &batch);
         float *to = outcome.gradient;
         for (int i = 0; step == 1 && i < t->model.count; to += t->model.tensors[i++].elements) {
-            float *whole = whole_gradient(t, i);
+            float *whole = whole_tensor(t, i, true);
             memcpy(to, whole, (size_t)t->model.tensors[i].elements * sizeof *whole);
             free(whole);
         }

@@ -8,6 +8,7 @@
 
 enum { POSITIONS = 1000 };
 static const double eps = 1e-5;
+static const RopeScaling unscaled = {0};
 
 typedef struct {
     int64_t N, NH, NKV, HS, QKV, normed_heads;
@@ -53,7 +54,7 @@ static Problem problem_create(int64_t N, int64_t NH, int64_t NKV, int64_t HS, Dt
     }
     if (rope) {
         p.table = new_buffer(POSITIONS * HS, DTYPE_F32), p.positions = new_buffer(N, DTYPE_I32);
-        rope_table_fill(p.table.data, POSITIONS, HS, 1e4);
+        rope_table_fill(p.table.data, POSITIONS, HS, 1e4, &unscaled);
         for (int64_t n = 0; n < N; n++) ((int32_t *)p.positions.data)[n] = (int32_t)((n * 977 + 3) % POSITIONS);
     }
     return p;
@@ -230,7 +231,7 @@ static void test_table(void) {
     printf("the table of angles\n");
     enum { FAR = 131072, HS = 128 };
     float *table = base_new((size_t)FAR * HS, sizeof *table);
-    rope_table_fill(table, FAR, HS, 5e5);
+    rope_table_fill(table, FAR, HS, 5e5, &unscaled);
     double worst = 0;
     for (int64_t position = 0; position < FAR; position += position < 100 ? 1 : 3001) {
         for (int64_t i = 0; i < HS / 2; i++) {
@@ -242,6 +243,39 @@ static void test_table(void) {
     check_error(worst, 6.1e-8, "to position 131071, theta 5e5"); // half a step of a float below 1
     check(table[0] == 1 && table[HS / 2] == 0, "position 0 is not the identity");
     free(table);
+}
+
+// Llama 3's scaling, by the wavelengths in which it was published: with those of Llama 3.1 (theta 5e5), and where all three kinds are common.
+static void test_scaling(void) {
+    printf("scaled frequencies\n");
+    enum { FAR = 40000, HS = 128 };
+    static const RopeScaling cases[] = {{8, 1, 4, 8192}, {32, 1, 4, 8192}, {3, 2, 40, 1000}};
+    const long double turn = 2 * acosl(-1.0L);
+    for (int k = 0; k < 3; k++) {
+        const RopeScaling *s = &cases[k];
+        float *table = base_new((size_t)FAR * HS, sizeof *table);
+        rope_table_fill(table, FAR, HS, 5e5, s);
+        double worst = 0;
+        int kinds[3] = {0};
+        for (int64_t i = 0; i < HS / 2; i++) {
+            const long double frequency = powl(5e5L, -2.0L * (long double)i / HS), wave = turn / frequency, first = (long double)s->original_seq;
+            const int kind = wave > first / s->low_freq_factor ? 0 : wave < first / s->high_freq_factor ? 2 : 1;
+            const long double smooth = (first / wave - s->low_freq_factor) / ((long double)s->high_freq_factor - s->low_freq_factor);
+            const long double scaled = kind == 0   ? frequency / s->factor
+                                       : kind == 2 ? frequency
+                                                   : (1 - smooth) * frequency / s->factor + smooth * frequency;
+            kinds[kind]++;
+            for (int64_t position = 0; position < FAR; position += position < 100 ? 1 : 997) {
+                worst = fmax(worst, fabs((double)((long double)table[position * HS + i] - cosl((long double)position * scaled))));
+                worst = fmax(worst, fabs((double)((long double)table[position * HS + HS / 2 + i] - sinl((long double)position * scaled))));
+            }
+        }
+        char label[64];
+        snprintf(label, sizeof label, "factor %g: %d divided, %d mixed, %d kept", s->factor, kinds[0], kinds[1], kinds[2]);
+        check_error(worst, 6.1e-8, label);
+        check(kinds[0] > 5 && kinds[1] > 2 && kinds[2] > 5, "%s: too few of a kind", label);
+        free(table);
+    }
 }
 
 static void test_threads(void) {
@@ -266,6 +300,7 @@ static void test_threads(void) {
 
 int main(void) {
     test_table();
+    test_scaling();
     test_finite_differences();
     test_against_reference();
     test_in_place();

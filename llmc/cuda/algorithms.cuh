@@ -22,17 +22,17 @@
 // What decides the algorithm of a product (cublaslt.cuh). Only 8-byte integers: compared as bytes.
 struct ProductKey {
     int64_t form, in, out; // ProductForm; Dtype of left and right, of out
-    int64_t M, N, K;
+    int64_t M, N, K, left_ld;
     int64_t accumulate, epilogue;
     int64_t align[5]; // bytes: of right, left, out, bias, aux: 256, 16 or less, 0 = absent
 };
 
-// Whether a product with an epilogue beats the plain one with a kernel after it.
-enum FusionVerdict { FUSE_UNKNOWN, FUSE_YES, FUSE_NO };
+// Whether a product that does more, or needs a kernel before it, beats the plain way.
+enum Verdict { VERDICT_NONE, VERDICT_YES, VERDICT_NO };
 
 struct AlgorithmEntry {
     ProductKey key;
-    int64_t verdict; // FusionVerdict; FUSE_UNKNOWN where there is nothing to decide
+    int64_t verdict; // Verdict; NONE where there is nothing to decide
     float ms;
     uint64_t algorithm[8]; // opaque
 };
@@ -57,10 +57,10 @@ static int algorithms_format_(char *line, const AlgorithmEntry *e) {
     const uint64_t *a = e->algorithm;
     return snprintf(line, ALGORITHMS_LINE,
                     "%" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64
-                    " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %.6g %" PRIx64 " %" PRIx64 " %" PRIx64 " %" PRIx64 " %" PRIx64 " %" PRIx64
-                    " %" PRIx64 " %" PRIx64 "\n",
-                    k->form, k->in, k->out, k->M, k->N, k->K, k->accumulate, k->epilogue, k->align[0], k->align[1], k->align[2], k->align[3],
-                    k->align[4], e->verdict, (double)e->ms, a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]);
+                    " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %.6g %" PRIx64 " %" PRIx64 " %" PRIx64 " %" PRIx64 " %" PRIx64
+                    " %" PRIx64 " %" PRIx64 " %" PRIx64 "\n",
+                    k->form, k->in, k->out, k->M, k->N, k->K, k->left_ld, k->accumulate, k->epilogue, k->align[0], k->align[1], k->align[2],
+                    k->align[3], k->align[4], e->verdict, (double)e->ms, a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]);
 }
 
 // A line without its newline.
@@ -68,13 +68,15 @@ static bool algorithms_parse_(const char *line, AlgorithmEntry *e) {
     ProductKey *k = &e->key;
     uint64_t *a = e->algorithm;
     int end = -1;
-    const int fields = sscanf(
-        line,
-        "%" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNd64
-        " %" SCNd64 " %" SCNd64 " %" SCNd64 " %f %" SCNx64 " %" SCNx64 " %" SCNx64 " %" SCNx64 " %" SCNx64 " %" SCNx64 " %" SCNx64 " %" SCNx64 "%n",
-        &k->form, &k->in, &k->out, &k->M, &k->N, &k->K, &k->accumulate, &k->epilogue, &k->align[0], &k->align[1], &k->align[2], &k->align[3],
-        &k->align[4], &e->verdict, &e->ms, &a[0], &a[1], &a[2], &a[3], &a[4], &a[5], &a[6], &a[7], &end);
-    return fields == 23 && end >= 0 && line[end] == 0 && e->verdict >= FUSE_UNKNOWN && e->verdict <= FUSE_NO && std::isfinite(e->ms) && e->ms >= 0;
+    const int fields =
+        sscanf(line,
+               "%" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNd64
+               " %" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNd64 " %f %" SCNx64 " %" SCNx64 " %" SCNx64 " %" SCNx64 " %" SCNx64 " %" SCNx64
+               " %" SCNx64 " %" SCNx64 "%n",
+               &k->form, &k->in, &k->out, &k->M, &k->N, &k->K, &k->left_ld, &k->accumulate, &k->epilogue, &k->align[0], &k->align[1], &k->align[2],
+               &k->align[3], &k->align[4], &e->verdict, &e->ms, &a[0], &a[1], &a[2], &a[3], &a[4], &a[5], &a[6], &a[7], &end);
+    return fields == 24 && end >= 0 && line[end] == 0 && e->verdict >= VERDICT_NONE && e->verdict <= VERDICT_NO && std::isfinite(e->ms) &&
+           e->ms >= 0;
 }
 
 // The whole file, ended by 0; null: `what` says why. An absent file is an empty one.

@@ -4,14 +4,19 @@
 // B.2). Deterministic without atomics: every gradient has one block that sums it up in a fixed order.
 //   keys     64 keys of a kv head: dk and dv, over the query heads of its group in order and all queries at or after the keys; 4 products
 //   queries  64 queries of a head: dq, over all keys before them; 3 products
-// The scores and dout v^T are computed twice: 7 products instead of the 5 of one pass that adds dq up with atomics.
+// The scores and dout v^T are computed twice: 7 products instead of the 5 of one pass that adds dq up with atomics (in an order that changes from
+// run to run) or in as many copies as there are tiles of keys. In exchange nothing of dq passes through fp32 memory, and no dS through shared
+// memory. By the yardstick's count, 10*HS operations for each visible pair of query and key, at most 5/7 of the rate of the products. Expected:
+// 170-230 TFLOP/s on an H100 where that style reaches 238-322. Not measured on a device yet.
 #ifndef LLMC_CUDA_ATTENTION_BACKWARD_CUH
 #define LLMC_CUDA_ATTENTION_BACKWARD_CUH
 
 #include "llmc/cuda/attention_place.cuh" // AttentionCall, attention_place
 #include "llmc/cuda/attention_tile.cuh"  // attention_load, attention_dot, attention_add, attention_store, ATTENTION_LOG2E
 
-// delta (heads, tokens) = row sums of dout*out. Grid strides over rows; eight lanes share one, neighbouring rows are neighbouring tokens.
+// delta (heads, tokens) = row sums of dout*out. Grid strides over rows; eight lanes share one, neighbouring rows are neighbouring tokens. Reads
+// 2*HS elements and writes 4 bytes per row, whole 128-byte lines at head size 64 and more: bound by memory, expected 85%. Not measured on a device
+// yet.
 template <class T>
 __global__ void __launch_bounds__(ATTENTION_THREADS) attention_delta_kernel(AttentionCall c, float *delta, const T *dout, const T *out) {
     const int64_t rows = c.tokens * c.heads, step = (int64_t)gridDim.x * (ATTENTION_THREADS / 8);
@@ -36,9 +41,10 @@ __global__ void __launch_bounds__(ATTENTION_THREADS) attention_delta_kernel(Atte
     }
 }
 
-// Tiles of a block's own rows (16*MT for each of four warps) x columns of a step.
+// Tiles of a block's own rows (16*MT for each of four warps) x columns of a step: as large as 255 registers allow with two blocks per SM. Two sums
+// (dk and dv) of 32 rows fit up to head size 64, one (dq) always.
 template <int HD> struct AttentionKeys { // own: keys; steps: queries
-    static constexpr int MT = HD <= 64 ? 2 : 1, ROWS = 64 * MT, COLUMNS = HD <= 64 ? 32 : 64, NT = COLUMNS / 8;
+    static constexpr int MT = HD <= 64 ? 2 : 1, ROWS = 64 * MT, COLUMNS = HD <= 64 ? 32 : HD <= 96 ? 64 : 48, NT = COLUMNS / 8;
     static constexpr int RESIDENT = ROWS * attention_stride(HD), STAGE = COLUMNS * attention_stride(HD); // elements of a tile
     static constexpr bool KEEP = HD <= 32;
     static constexpr size_t SHARED_BYTES = (2 * RESIDENT + 4 * STAGE) * sizeof(bf16) + 4 * COLUMNS * sizeof(float);
@@ -85,7 +91,7 @@ static __device__ __forceinline__ void attention_score_gradients(float (&ds)[MT]
 }
 
 // Block: 64*MT keys of a kv head. Scores are computed transposed, (keys, queries), so that P^T and dS^T are left operands as they stand in
-// registers.
+// registers. Shared memory 30.5, 54.5, 79, 85.8 KiB and registers 213, 246, 243, 253 for HD 32, 64, 96, 128 (sm_90a), no spills; two blocks per SM.
 template <int HD>
 __global__ void __launch_bounds__(ATTENTION_THREADS, 2)
     attention_keys_kernel(AttentionCall c, bf16 *dqkv, const float *delta, const bf16 *dout, const bf16 *qkv, const float *lse) {
@@ -94,27 +100,30 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2)
     const AttentionPlace place = attention_place<B::ROWS>(c, c.kv_heads, false);
     if (place.tile < 0) return; // the whole block
     const int warp = threadIdx.x / 32, block_first = place.tile * B::ROWS, first = block_first + warp * 16 * B::MT;
-    const int last_head = (place.head + 1) * c.group - 1;
-    const float scale2 = c.scale * ATTENTION_LOG2E;
+    const int steps = (place.length - block_first + B::COLUMNS - 1) / B::COLUMNS * c.group; // of queries at or after the keys
     bf16 *key = shared, *value = key + B::RESIDENT, *stages = value + B::RESIDENT;
     float *statistics = reinterpret_cast<float *>(stages + 4 * B::STAGE); // (2, 2, COLUMNS) lse and delta of a stage
-    const auto load = [&](int head, int token, int stage) {
+    int head = place.head * c.group, token = block_first;                 // of the next step: queries from there on
+    const auto load = [&](int stage) {
         bf16 *query = stages + stage * 2 * B::STAGE;
         const int count = place.length - token;
         attention_load<HD, B::COLUMNS>(query, qkv + attention_q_at(c, place, token, head), c.qkv_stride, count, c.head_size);
         attention_load<HD, B::COLUMNS>(query + B::STAGE, dout + attention_out_at(c, place, token, head), c.out_stride, count, c.head_size);
-        if (threadIdx.x < 2 * B::COLUMNS) {
-            const int row = threadIdx.x % B::COLUMNS;
-            const float *from = (threadIdx.x < B::COLUMNS ? lse : delta) + attention_row_at(c, place, token, head);
-            cp_async4(statistics + stage * 2 * B::COLUMNS + threadIdx.x, from + row, row < count ? 4 : 0);
+        if (threadIdx.x < B::COLUMNS) {
+            const int64_t at = attention_row_at(c, place, token, head) + threadIdx.x;
+            const int bytes = (int)threadIdx.x < count ? 4 : 0;
+            cp_async4(statistics + stage * 2 * B::COLUMNS + threadIdx.x, lse + at, bytes);
+            cp_async4(statistics + (stage * 2 + 1) * B::COLUMNS + threadIdx.x, delta + at, bytes);
         }
         cp_async_commit();
+        token += B::COLUMNS;
+        if (token >= place.length) token = place.tile * B::ROWS, head++;
     };
     attention_load<HD, B::ROWS>(key, qkv + attention_k_at(c, place, block_first, place.head), c.qkv_stride, place.length - block_first,
                                 c.head_size);
     attention_load<HD, B::ROWS>(value, qkv + attention_v_at(c, place, block_first, place.head), c.qkv_stride, place.length - block_first,
                                 c.head_size);
-    load(place.head * c.group, block_first, 0);
+    load(0);
     cp_async_wait<0>();
     __syncthreads();
 
@@ -122,26 +131,24 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2)
     AttentionRows<HD, B::MT, B::KEEP> keys, values;
     keys.open(key), values.open(value);
     float dkey[B::MT][HD / 8][4] = {}, dvalue[B::MT][HD / 8][4] = {};
-    int head = place.head * c.group, token = block_first; // queries from here on; the next step's may be another head's
-    for (int stage = 0; head <= last_head; stage ^= 1) {
-        const bool end = token + B::COLUMNS >= place.length;
-        const int next_head = head + end, next = end ? block_first : token + B::COLUMNS;
-        if (next_head <= last_head) load(next_head, next, stage ^ 1);
-        const bf16 *query = stages + stage * 2 * B::STAGE;
-        const float *row_lse = statistics + stage * 2 * B::COLUMNS;
-        const int hidden = first - token; // + i: the first query that sees key i of the warp
+    int hidden = warp * 16 * B::MT; // + i: the first query of the step that sees key i of the warp
+    for (int step = 0; step < steps; step++) {
+        const int next_hidden = first - token;
+        if (step + 1 < steps) load((step + 1) % 2);
+        const bf16 *query = stages + step % 2 * 2 * B::STAGE;
+        const float *row_lse = statistics + step % 2 * 2 * B::COLUMNS;
         if (first < place.length && hidden < B::COLUMNS) {
             float p[B::MT][B::NT][4], ds[B::MT][B::NT][4];
             attention_dot<HD, B::MT, B::NT>(p, keys, query);
-            attention_probabilities<B::MT, B::NT>(p, row_lse, hidden + 16 * B::MT > 1, hidden, scale2);
-            attention_add<HD, B::MT, B::NT>(dvalue, p, query + B::STAGE);
             attention_dot<HD, B::MT, B::NT>(ds, values, query + B::STAGE);
+            attention_probabilities<B::MT, B::NT>(p, row_lse, hidden + 16 * B::MT > 1, hidden, c.scale2);
+            attention_add<HD, B::MT, B::NT>(dvalue, p, query + B::STAGE);
             attention_score_gradients<B::MT, B::NT>(ds, p, row_lse + B::COLUMNS);
             attention_add<HD, B::MT, B::NT>(dkey, ds, query);
         }
         cp_async_wait<0>();
         __syncthreads();
-        head = next_head, token = next;
+        hidden = next_hidden;
     }
     const int count = place.length - first;
     attention_store<HD, B::MT>(dqkv + attention_k_at(c, place, first, place.head), c.qkv_stride, count, c.head_size, key, dkey, c.scale);
@@ -172,7 +179,8 @@ static __device__ __forceinline__ void attention_row_gradients(float (&ds)[MT][N
     }
 }
 
-// Block: 128 queries of a head.
+// Block: 128 queries of a head, against all keys before them. Shared memory 30, 54, 78, 102 KiB and registers 164, 246, 242, 254 for HD 32, 64, 96,
+// 128 (sm_90a), no spills; two blocks per SM.
 template <int HD>
 __global__ void __launch_bounds__(ATTENTION_THREADS, 2)
     attention_queries_kernel(AttentionCall c, bf16 *dqkv, const float *delta, const bf16 *dout, const bf16 *qkv, const float *lse) {
@@ -183,7 +191,6 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2)
     const int warp = threadIdx.x / 32, kv = place.head / c.group;
     const int block_first = place.tile * B::ROWS, first = block_first + warp * 16 * B::MT, last = min(block_first + B::ROWS, place.length) - 1;
     const int tiles = last / B::COLUMNS + 1;
-    const float scale2 = c.scale * ATTENTION_LOG2E;
     bf16 *query = shared, *gradient = query + B::RESIDENT, *stages = gradient + B::RESIDENT;
     const auto load = [&](int tile) {
         bf16 *key = stages + tile % 2 * 2 * B::STAGE;
@@ -217,7 +224,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2)
             float s[B::MT][B::NT][4], ds[B::MT][B::NT][4];
             attention_dot<HD, B::MT, B::NT>(s, queries, key);
             attention_dot<HD, B::MT, B::NT>(ds, gradients, key + B::STAGE);
-            attention_row_gradients<B::MT, B::NT>(ds, s, rows, visible < B::COLUMNS - 1, visible, scale2);
+            attention_row_gradients<B::MT, B::NT>(ds, s, rows, visible < B::COLUMNS - 1, visible, c.scale2);
             attention_add<HD, B::MT, B::NT>(dquery, ds, key);
         }
         cp_async_wait<0>();

@@ -19,7 +19,7 @@ enum {
 };
 
 // tile (32, head_size) = rows, `stride` apart; zero from row `count` on. The whole block calls.
-static __device__ __forceinline__ void attention_f32_load(float *tile, const float *rows, int64_t stride, int count, int head_size) {
+static __device__ __forceinline__ void attention_f32_load(float *tile, const float *rows, int stride, int count, int head_size) {
     for (int row = threadIdx.x / 32; row < ATTENTION_F32_ROWS; row += ATTENTION_THREADS / 32) {
         for (int d = threadIdx.x % 32; d < head_size; d += 32) tile[row * ATTENTION_F32_STRIDE + d] = row < count ? rows[row * stride + d] : 0.0f;
     }

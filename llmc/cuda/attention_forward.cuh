@@ -8,9 +8,12 @@
 
 static constexpr float ATTENTION_LN2 = 0.69314718055994530942f; // natural logarithm of 2
 
-// Tile: 128 queries x 64 keys, four warps of 32 queries.
+// Tile: 128 queries x 64 keys (32 keys at head sizes above 96), four warps of 32 queries. A warp of 32 rows uses a fragment of k or v that it reads
+// from shared memory for two products of 16 rows: 128 bytes per mma instruction instead of 256, which would hold mma.sync below its rate. The 128
+// sums and 32..64 scores of a thread then allow two blocks per SM (eight warps); narrower tiles of keys where the sums take 128 registers, so that
+// nothing spills. q stays in registers as fragments up to head size 64, and is read again for each tile of keys above.
 template <int HD> struct AttentionForward {
-    static constexpr int MT = 2, QUERIES = 64 * MT, KEYS = 64, NT = KEYS / 8;
+    static constexpr int MT = 2, QUERIES = 64 * MT, KEYS = HD <= 96 ? 64 : 32, NT = KEYS / 8;
     static constexpr bool KEEP = HD <= 64;
     static constexpr int STAGE = 2 * KEYS * attention_stride(HD); // elements: keys, values
     static constexpr size_t SHARED_BYTES = (QUERIES * attention_stride(HD) + 2 * STAGE) * sizeof(bf16);
@@ -61,8 +64,12 @@ static __device__ __forceinline__ void attention_softmax(AttentionState<HD, MT> 
     }
 }
 
-// Block: 128 queries of a head against all keys before them, two stages of 64 keys and values: the next one arrives while the current one is
-// computed.
+// Block: 128 queries of a head against all keys before them, two stages of keys and values: the next one arrives while the current one is computed.
+// Grid: attention_grid_. Shared memory 30, 54, 78, 68 KiB and registers 190, 244, 254, 247 for HD 32, 64, 96, 128 (sm_90a), no spills; two blocks
+// per SM. Work: 4*HS operations for each visible pair of query and key, plus what is masked in the tiles on the diagonal (at T = 1024 6% with tiles
+// of 64 keys, 3% with 32: a warp skips tiles after its last query). Bytes: q, k, v, out once, 2*(QKV + NH*HS) + 4*NH per token, as long as the keys
+// and values of the blocks that run together stay in L2: bound by mma.sync; the exponentials take 60% of its time at head size 64, half of that at
+// 128, on units of their own. Expected: 80-100% of the yardstick of this style (H100: 306-370 TFLOP/s). Not measured on a device yet.
 template <int HD>
 __global__ void __launch_bounds__(ATTENTION_THREADS, 2) attention_forward_kernel(AttentionCall c, bf16 *out, float *lse, const bf16 *qkv) {
     typedef AttentionForward<HD> F;
@@ -73,14 +80,15 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2) attention_forward_kernel
     const int block_first = place.tile * F::QUERIES, first = block_first + warp * 16 * F::MT,
               last = min(block_first + F::QUERIES, place.length) - 1;
     const int tiles = last / F::KEYS + 1;
-    const float scale2 = c.scale * ATTENTION_LOG2E;
     bf16 *query = shared, *stages = shared + F::QUERIES * attention_stride(HD), *own = query + warp * 16 * F::MT * attention_stride(HD);
-    const auto load = [&](int tile) {
-        bf16 *key = stages + tile % 2 * F::STAGE;
-        const int token = tile * F::KEYS, count = place.length - token;
-        attention_load<HD, F::KEYS>(key, qkv + attention_k_at(c, place, token, kv), c.qkv_stride, count, c.head_size);
-        attention_load<HD, F::KEYS>(key + F::STAGE / 2, qkv + attention_v_at(c, place, token, kv), c.qkv_stride, count, c.head_size);
+    const bf16 *from = qkv + attention_k_at(c, place, 0, kv); // keys of the next tile
+    int left = place.length;
+    const auto load = [&](int stage) {
+        bf16 *key = stages + stage * F::STAGE;
+        attention_load<HD, F::KEYS>(key, from, c.qkv_stride, left, c.head_size);
+        attention_load<HD, F::KEYS>(key + F::STAGE / 2, from + c.kv_heads * c.head_size, c.qkv_stride, left, c.head_size);
         cp_async_commit();
+        from += F::KEYS * c.qkv_stride, left -= F::KEYS;
     };
     attention_load<HD, F::QUERIES>(query, qkv + attention_q_at(c, place, block_first, place.head), c.qkv_stride, place.length - block_first,
                                    c.head_size);
@@ -94,13 +102,13 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2) attention_forward_kernel
 #pragma unroll
     for (int m = 0; m < F::MT; m++) state.top[m][0] = state.top[m][1] = -INFINITY;
     for (int tile = 0; tile < tiles; tile++) {
-        if (tile + 1 < tiles) load(tile + 1);
+        if (tile + 1 < tiles) load((tile + 1) % 2);
         const bf16 *key = stages + tile % 2 * F::STAGE;
         const int visible = first - tile * F::KEYS; // + i: the last key that query i of the warp sees
         if (first <= last && visible + 16 * F::MT > 0) {
             float s[F::MT][F::NT][4];
             attention_dot<HD, F::MT, F::NT>(s, rows, key);
-            attention_softmax<HD, F::MT, F::NT>(state, s, visible < F::KEYS - 1, visible, scale2);
+            attention_softmax<HD, F::MT, F::NT>(state, s, visible < F::KEYS - 1, visible, c.scale2);
             attention_add<HD, F::MT, F::NT>(state.sum, s, key + F::STAGE / 2);
         }
         cp_async_wait<0>();
@@ -119,7 +127,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2) attention_forward_kernel
             for (int d = 0; d < HD / 8; d++) state.sum[m][d][2 * h] *= factor, state.sum[m][d][2 * h + 1] *= factor;
             const int token = first + m * 16 + h * 8 + lane / 4;
             if (lane % 4 == 0 && token <= last) {
-                lse[attention_row_at(c, place, token, place.head)] = ATTENTION_LN2 * (state.top[m][h] * scale2 + log2f(total));
+                lse[attention_row_at(c, place, token, place.head)] = ATTENTION_LN2 * (state.top[m][h] * c.scale2 + log2f(total));
             }
         }
     }

@@ -13,7 +13,7 @@
 #define LLMC_CUDA_ATTENTION_PLACE_CUH
 
 #include "llmc/cuda/launch.cuh" // launch, CudaDevice
-#include <cmath>                // sqrt
+#include <cmath>                // sqrt, M_LOG2E
 
 enum { ATTENTION_THREADS = 128, ATTENTION_MAX_HEAD = 128 };
 
@@ -28,10 +28,11 @@ static bool cuda_attention_supports(Dtype dtype, AttentionShape shape) {
 struct AttentionCall {
     const int32_t *cu_seqlens; // (documents+1)
     int documents, heads, kv_heads, head_size;
-    int group;  // query heads of a key/value head
-    int listed; // tiles of the longest document; 0: blocks are searched
-    int64_t tokens, qkv_stride, out_stride;
-    float scale; // 1/sqrt(head_size)
+    int group;                  // query heads of a key/value head
+    int listed;                 // tiles of the longest document; 0: blocks are searched
+    int qkv_stride, out_stride; // elements between tokens
+    int64_t tokens;
+    float scale, scale2; // 1/sqrt(head_size); scores in powers of two: that times log2(e)
 };
 
 static AttentionCall attention_call_(const Packing *packing, AttentionShape shape) {
@@ -41,9 +42,10 @@ static AttentionCall attention_call_(const Packing *packing, AttentionShape shap
     c.heads = (int)shape.heads, c.kv_heads = (int)shape.kv_heads, c.head_size = (int)shape.head_size;
     c.group = c.heads / c.kv_heads;
     c.tokens = packing->tokens;
-    c.qkv_stride = (shape.heads + 2 * shape.kv_heads) * shape.head_size;
-    c.out_stride = shape.heads * shape.head_size;
+    c.qkv_stride = (c.heads + 2 * c.kv_heads) * c.head_size;
+    c.out_stride = c.heads * c.head_size;
     c.scale = (float)(1.0 / sqrt((double)shape.head_size));
+    c.scale2 = (float)(1.0 / sqrt((double)shape.head_size) * M_LOG2E);
     return c;
 }
 
@@ -101,7 +103,7 @@ template <int TILE> static __device__ __forceinline__ AttentionPlace attention_p
 
 // Elements of qkv (and dqkv), and of out (and dout), where a head of a token of the document begins.
 static __device__ __forceinline__ int64_t attention_q_at(const AttentionCall &c, const AttentionPlace &place, int token, int head) {
-    return (int64_t)(place.begin + token) * c.qkv_stride + (int64_t)head * c.head_size;
+    return (int64_t)(place.begin + token) * c.qkv_stride + head * c.head_size;
 }
 static __device__ __forceinline__ int64_t attention_k_at(const AttentionCall &c, const AttentionPlace &place, int token, int kv) {
     return attention_q_at(c, place, token, c.heads + kv);
@@ -110,7 +112,7 @@ static __device__ __forceinline__ int64_t attention_v_at(const AttentionCall &c,
     return attention_q_at(c, place, token, c.heads + c.kv_heads + kv);
 }
 static __device__ __forceinline__ int64_t attention_out_at(const AttentionCall &c, const AttentionPlace &place, int token, int head) {
-    return (int64_t)(place.begin + token) * c.out_stride + (int64_t)head * c.head_size;
+    return (int64_t)(place.begin + token) * c.out_stride + head * c.head_size;
 }
 // Element of lse and delta (heads, tokens).
 static __device__ __forceinline__ int64_t attention_row_at(const AttentionCall &c, const AttentionPlace &place, int token, int head) {

@@ -17,7 +17,7 @@ static constexpr __host__ __device__ int attention_stride(int HD) { return HD + 
 // Starts to copy tile (ROWS, HD) from `rows`, whose rows (head_size) lie `stride` apart; zero from row `count` and column head_size on. The whole
 // block calls.
 template <int HD, int ROWS>
-static __device__ __forceinline__ void attention_load(bf16 *tile, const bf16 *rows, int64_t stride, int count, int head_size) {
+static __device__ __forceinline__ void attention_load(bf16 *tile, const bf16 *rows, int stride, int count, int head_size) {
     constexpr int across = HD % 128 == 0 ? 16 : HD % 64 == 0 ? 8 : 4, step = ATTENTION_THREADS / across; // threads on a row; rows at a time
     const int first = threadIdx.x / across, column = threadIdx.x % across * 8;
     bf16 *to = tile + first * attention_stride(HD) + column;
@@ -118,13 +118,12 @@ static __device__ __forceinline__ void attention_add(float (&sum)[MT][HD / 8][4]
     }
 }
 
-// `to` (the first `count` of the rows, of head_size, `stride` apart) = sum (16*MT, HD) * factor, by way of the warp's rows of a tile,
-// so that whole pieces of 16 bytes leave. Nobody else uses these rows any more. All lanes call.
+// `to` (the first `count` of the rows, of head_size, `stride` apart) = sum (16*MT, HD) * factor, by way of the warp's rows of a tile, so that
+// whole pieces of 16 bytes leave. The block has passed a barrier since these rows were last read. All lanes call.
 template <int HD, int MT>
-static __device__ __forceinline__ void attention_store(bf16 *to, int64_t stride, int count, int head_size, bf16 *rows,
+static __device__ __forceinline__ void attention_store(bf16 *to, int stride, int count, int head_size, bf16 *rows,
                                                        const float (&sum)[MT][HD / 8][4], float factor) {
     const int lane = threadIdx.x % 32;
-    __syncwarp(); // other lanes have read what is overwritten
 #pragma unroll
     for (int m = 0; m < MT; m++) {
 #pragma unroll

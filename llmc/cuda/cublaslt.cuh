@@ -24,7 +24,7 @@ enum PlanState { PLAN_ABSENT, PLAN_READY }; // ABSENT: cuBLASLt has no algorithm
 struct ProductPlan {
     ProductKey key;
     int64_t state;   // PlanState
-    int64_t verdict; // FusionVerdict
+    int64_t verdict; // Verdict
     float ms;        // of the chosen algorithm
     cublasLtMatmulDesc_t operation;
     cublasLtMatrixLayout_t right, left, out;
@@ -62,7 +62,7 @@ static inline int64_t product_align_(Buffer buffer) {
 }
 
 static inline ProductKey product_key_(const Product *p) {
-    ProductKey key = {p->form, p->left.dtype, p->out.dtype, p->M, p->N, p->K, p->accumulate, p->epilogue, {}};
+    ProductKey key = {p->form, p->left.dtype, p->out.dtype, p->M, p->N, p->K, p->left_ld, p->accumulate, p->epilogue, {}};
     const Buffer buffers[5] = {p->right, p->left, p->out, p->bias, p->aux};
     for (int i = 0; i < 5; i++) key.align[i] = product_align_(buffers[i]);
     return key;
@@ -80,7 +80,7 @@ template <class Run> static float product_time_(CudaDevice *device, Run run) {
         cuda_check(cudaEventRecord(lt->start, device->compute), "cudaEventRecord");
         run();
         cuda_check(cudaEventRecord(lt->stop, device->compute), "cudaEventRecord");
-        cuda_check(cudaEventSynchronize(lt->stop), "cudaEventSynchronize");
+        cuda_wait_event(device, lt->stop);
         cuda_check(cudaEventElapsedTime(&ms, lt->start, lt->stop), "cudaEventElapsedTime");
         if (i > 0 && ms < best_ms) best_ms = ms;
     }
@@ -103,10 +103,11 @@ static cublasStatus_t product_call_(CudaDevice *device, const ProductPlan *plan,
                           p->out.data, plan->out, algorithm, lt->workspace, PRODUCT_WORKSPACE_BYTES, device->compute);
 }
 
-static cublasLtMatrixLayout_t product_layout_(int64_t dtype, int64_t rows, int64_t columns) { // row-major
+// A row-major matrix; ld: elements from row to row, 0: no gaps
+static cublasLtMatrixLayout_t product_layout_(int64_t dtype, int64_t rows, int64_t columns, int64_t ld) {
     cublasLtMatrixLayout_t layout;
-    cublas_check(cublasLtMatrixLayoutCreate(&layout, product_type_(dtype), (uint64_t)columns, (uint64_t)rows, columns),
-                 "cublasLtMatrixLayoutCreate");
+    if (ld == 0) ld = columns;
+    cublas_check(cublasLtMatrixLayoutCreate(&layout, product_type_(dtype), (uint64_t)columns, (uint64_t)rows, ld), "cublasLtMatrixLayoutCreate");
     return layout;
 }
 
@@ -128,9 +129,10 @@ static void product_describe_(ProductPlan *plan, const Product *p) {
         set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &p->aux.data, sizeof(void *));
         set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &aux_ld, sizeof aux_ld);
     }
-    plan->right = p->form == PRODUCT_NT ? product_layout_(p->right.dtype, p->N, p->K) : product_layout_(p->right.dtype, p->K, p->N);
-    plan->left = p->form == PRODUCT_TN ? product_layout_(p->left.dtype, p->K, p->M) : product_layout_(p->left.dtype, p->M, p->K);
-    plan->out = product_layout_(p->out.dtype, p->M, p->N);
+    const int64_t right_rows = p->form == PRODUCT_NT ? p->N : p->K, left_rows = p->form == PRODUCT_TN ? p->K : p->M;
+    plan->right = product_layout_(p->right.dtype, right_rows, p->N + p->K - right_rows, 0);
+    plan->left = product_layout_(p->left.dtype, left_rows, p->M + p->K - left_rows, p->left_ld);
+    plan->out = product_layout_(p->out.dtype, p->M, p->N, 0);
 }
 
 // Candidates, best guess first; the number of them.
@@ -168,7 +170,7 @@ static void *product_trial_begin_(CudaDevice *device, const Product *p, Product 
     if (!p->accumulate) return p->out.data;
     const size_t bytes = (size_t)p->M * (size_t)p->N * dtype_bytes(p->out.dtype), offset = (uintptr_t)p->out.data % 256;
     void *scratch = nullptr;
-    if (cudaMalloc(&scratch, bytes + offset) != cudaSuccess) {
+    if (cudaMallocAsync(&scratch, bytes + offset, device->compute) != cudaSuccess) { // in the stream's order: other streams need not be idle
         (void)cudaGetLastError();
         return nullptr;
     }
@@ -178,9 +180,7 @@ static void *product_trial_begin_(CudaDevice *device, const Product *p, Product 
 }
 
 static void product_trial_end_(CudaDevice *device, const Product *p, void *scratch) {
-    if (!p->accumulate || scratch == nullptr) return;
-    cuda_check(cudaStreamSynchronize(device->compute), "cudaStreamSynchronize");
-    cuda_check(cudaFree(scratch), "cudaFree");
+    if (p->accumulate && scratch != nullptr) cuda_check(cudaFreeAsync(scratch, device->compute), "cudaFreeAsync");
 }
 
 // Takes the fastest of the candidates that run.
@@ -227,6 +227,7 @@ static bool product_recall_(CublasLt *lt, ProductPlan *plan, const cublasLtMatmu
 }
 
 static void product_keep_(CublasLt *lt, const ProductPlan *plan) {
+    if (plan->ms <= 0) return; // was not timed: no memory
     AlgorithmEntry entry = {plan->key, plan->verdict, plan->ms, {}};
     memcpy(entry.algorithm, plan->algorithm.data, sizeof entry.algorithm);
     algorithms_append(&lt->file, &entry);
@@ -251,9 +252,15 @@ static ProductPlan *product_plan(CudaDevice *device, const Product *p) {
     const int count = product_candidates_(lt, plan, candidates);
     if (product_recall_(lt, plan, candidates, count)) return plan;
     product_choose_(device, plan, p, candidates, count);
-    const bool whole = p->epilogue == CUBLASLT_EPILOGUE_DEFAULT || p->epilogue == CUBLASLT_EPILOGUE_BIAS; // others are kept with their verdict
-    if (plan->state == PLAN_READY && whole) product_keep_(lt, plan);
+    const bool plain = (p->epilogue == CUBLASLT_EPILOGUE_DEFAULT || p->epilogue == CUBLASLT_EPILOGUE_BIAS) && p->left_ld == 0;
+    if (plan->state == PLAN_READY && plain) product_keep_(lt, plan); // the others are kept with their verdict
     return plan;
+}
+
+// Whether the product was used before.
+static bool product_planned(CudaDevice *device, const Product *p) {
+    const ProductKey key = product_key_(p);
+    return product_plan_find_(device->matmul, &key) != nullptr;
 }
 
 // Whether cuBLASLt has the product.
@@ -265,16 +272,32 @@ static void product_enqueue(CudaDevice *device, const Product *p) {
     cublas_check(product_call_(device, plan, &plan->algorithm, p), "cublasLtMatmul");
 }
 
-// Whether `fused`, a product with an epilogue, exists and takes no longer than `plain` and the kernel that after() enqueues.
-template <class After> static bool product_fuses(CudaDevice *device, const Product *fused, const Product *plain, After after) {
-    ProductPlan *plan = product_plan(device, fused);
+// Whether to take `other` instead of `plain`. It must exist; other_extra() and plain_extra() enqueue the kernels that one and the other need
+// besides.
+template <class OtherExtra, class PlainExtra>
+static bool product_prefers_(CudaDevice *device, const Product *other, const Product *plain, OtherExtra other_extra, PlainExtra plain_extra) {
+    ProductPlan *plan = product_plan(device, other);
     if (plan->state == PLAN_ABSENT) return false;
-    if (plan->verdict == FUSE_UNKNOWN) {
-        const ProductPlan *other = product_plan(device, plain);
-        plan->verdict = other->state == PLAN_ABSENT || plan->ms <= other->ms + product_time_(device, after) ? FUSE_YES : FUSE_NO;
+    if (plan->verdict == VERDICT_NONE) {
+        const ProductPlan *rival = product_plan(device, plain);
+        bool wins = true; // on a device whose times say nothing, so that it is tested there
+        if (rival->state == PLAN_READY && device->matmul->timed)
+            wins = plan->ms + product_time_(device, other_extra) <= rival->ms + product_time_(device, plain_extra);
+        plan->verdict = wins ? VERDICT_YES : VERDICT_NO;
         product_keep_(device->matmul, plan);
     }
-    return plan->verdict == FUSE_YES;
+    return plan->verdict == VERDICT_YES;
+}
+
+// Whether `fused`, a product with an epilogue, beats `plain` with the kernel that after() enqueues.
+template <class After> static bool product_fuses(CudaDevice *device, const Product *fused, const Product *plain, After after) {
+    return product_prefers_(
+        device, fused, plain, [] {}, after);
+}
+
+// Whether `padded`, a product whose operand before() prepares, beats `plain`.
+template <class Before> static bool product_pads(CudaDevice *device, const Product *padded, const Product *plain, Before before) {
+    return product_prefers_(device, padded, plain, before, [] {});
 }
 
 // ----------------------------------------------------------------------------

@@ -26,8 +26,43 @@ __global__ void __launch_bounds__(BIAS_THREADS) bias_rows_kernel(Out *out, const
         out[i] = from_float<Out>(to_float(bias[i % N]));
 }
 
+enum { PAD_THREADS = 256, PAD_LEAST_ELEMENTS = 1 << 14 };
+
+// out (rows, ld) = in (rows, columns), zero behind it; ld is a multiple of 8. Grid: strides over packs of 8 elements of out, stored at once; in's
+// rows are not aligned, the cache gathers them. 4 bytes of memory traffic an element. Not measured on a device yet.
+__global__ void __launch_bounds__(PAD_THREADS) pad_rows_kernel(bf16 *out, const bf16 *in, int64_t rows, int64_t columns, int64_t ld) {
+    const int64_t packs = ld / 8;
+    for (int64_t i = blockIdx.x * (int64_t)PAD_THREADS + threadIdx.x; i < rows * packs; i += (int64_t)gridDim.x * PAD_THREADS) {
+        const int64_t row = i / packs, column = i % packs * 8;
+        Pack<bf16> pack;
+#pragma unroll
+        for (int j = 0; j < 8; j++) pack.at[j] = column + j < columns ? in[row * columns + column + j] : from_float<bf16>(0.0f);
+        *reinterpret_cast<Pack<bf16> *>(out + row * ld + column) = pack;
+    }
+}
+
 // ----------------------------------------------------------------------------
 // Products with and without the library.
+
+// Rows of bf16 that are no multiple of 16 bytes, as those of dlogits with GPT-2's vocabulary of 50257, keep cuBLASLt from its fast kernels. Where
+// it wins, enqueues the product with a copy of its left operand whose rows are padded; false: it does not.
+static bool product_padded_(CudaDevice *c, const Product *p) {
+    const int64_t rows = p->form == PRODUCT_TN ? p->K : p->M, columns = p->form == PRODUCT_TN ? p->M : p->K;
+    if (p->left.dtype != DTYPE_BF16 || columns % 8 == 0 || rows * columns < PAD_LEAST_ELEMENTS) return false;
+    if (p->epilogue != CUBLASLT_EPILOGUE_DEFAULT) return false;
+    Product padded = *p;
+    padded.left_ld = (columns + 7) / 8 * 8;
+    padded.left.data = cuda_scratch(c, (size_t)(rows * padded.left_ld) * sizeof(bf16));
+    auto pad = [&] {
+        launch(c, c->compute, {launch_blocks(c, rows * padded.left_ld / 8, PAD_THREADS, 8), PAD_THREADS}, pad_rows_kernel, (bf16 *)padded.left.data,
+               (const bf16 *)p->left.data, rows, columns, padded.left_ld);
+    };
+    if (!product_planned(c, &padded)) pad(); // the trials read it
+    if (!product_pads(c, &padded, p, pad)) return false;
+    pad();
+    product_enqueue(c, &padded);
+    return true;
+}
 
 // A product that cuBLASLt does not take; said once.
 static void product_without_library_(CudaDevice *c, const Product *p) {
@@ -61,6 +96,7 @@ static void product(CudaDevice *c, Product p) {
         bias_rows_(c, p.out, p.bias, p.M, p.N);
         p.bias = Buffer(), p.epilogue = CUBLASLT_EPILOGUE_DEFAULT, p.accumulate = true;
     }
+    if (product_padded_(c, &p)) return;
     if (product_exists(c, &p)) {
         product_enqueue(c, &p);
     } else {

@@ -15,6 +15,7 @@ struct Product {
     bool accumulate;
     uint32_t epilogue; // cublasLtEpilogue_t
     Buffer bias, aux;
+    int64_t left_ld = 0; // elements from row to row of left as it lies in memory; 0: no gaps
 };
 
 enum { OWN_TILE = 32, OWN_ROWS = 8, OWN_THREADS = OWN_TILE * OWN_ROWS };
@@ -57,7 +58,7 @@ __global__ void __launch_bounds__(OWN_THREADS)
 #pragma unroll
             for (int r = 0; r < OWN_TILE / OWN_ROWS; r++) sum[r] += a[y + r * OWN_ROWS][i] * b[i][x];
         }
-        __syncthreads();
+        __syncthreads(); // all have used the tiles
     }
     for (int r = 0; r < OWN_TILE / OWN_ROWS; r++) {
         const int64_t m = row + y + r * OWN_ROWS, n = column + x;
@@ -74,7 +75,7 @@ template <class Out, class In> static void own_product_launch_(CudaDevice *c, co
            p->accumulate);
 }
 
-// Enqueues a product without its epilogue. Right for all sizes, addresses and mixtures of F32 and BF16.
+// Enqueues a product without its epilogue and without gaps. Right for all sizes, addresses and mixtures of F32 and BF16.
 static void own_product(CudaDevice *c, const Product *p) {
     const bool in_bf16 = p->left.dtype == DTYPE_BF16, out_bf16 = p->out.dtype == DTYPE_BF16;
     if (in_bf16) {

@@ -117,18 +117,41 @@ static void attention_case(Compare *t, const std::vector<int> &lengths, Attentio
     compare_release(t);
 }
 
+// What the host may ask for.
+static void attention_supported(Compare *t) {
+    compare_case(t, "supports");
+    int64_t wrong = 0;
+    for (int64_t size = 0; size <= 144; size++) {
+        wrong += cuda_attention_supports(DTYPE_F32, {4, 2, size}) != (size >= 1 && size <= 128);
+        wrong += cuda_attention_supports(DTYPE_BF16, {4, 2, size}) != (size >= 16 && size <= 128 && size % 16 == 0);
+    }
+    wrong += cuda_attention_supports(DTYPE_BF16, {4, 3, 64}) || cuda_attention_supports(DTYPE_BF16, {4, 0, 64}) ||
+             cuda_attention_supports(DTYPE_BF16, {0, 1, 64});
+    compare_record(t, "attention shapes supported, wrong answers", (double)wrong, 0);
+}
+
+// The least that passes through every kernel's loop and edges, and through both ways to number blocks: for slow forms of the simulated device.
+static void test_attention_small(Compare *t) {
+    attention_supported(t);
+    for (Dtype dtype : {DTYPE_F32, DTYPE_BF16}) attention_case(t, {3, 130}, {4, 2, 48}, dtype);
+    std::vector<int> ragged(40, 0);
+    ragged[3] = 70, ragged[10] = 1, ragged[39] = 2;
+    attention_case(t, ragged, {1, 1, 5}, DTYPE_F32);
+}
+
 static void test_attention(Compare *t) {
     const std::vector<int> mixed = {17, 0, 64, 1, 65, 130};
     for (int size : {16, 48, 64, 80, 128}) attention_case(t, mixed, {2, 1, size}, DTYPE_BF16);
     for (int size : {1, 5, 24, 64, 128}) attention_case(t, mixed, {2, 1, size}, DTYPE_F32);
-    std::vector<int> ragged(1100, 1); // searched in three rounds
-    for (size_t i = 0; i < ragged.size(); i++) ragged[i] = (int)(i % 3 == 2 ? 0 : i % 5 / 2);
+    std::vector<int> ragged(1100, 0); // blocks are searched, in three rounds; elsewhere they are listed
+    for (size_t i = 0; i < ragged.size(); i += 19) ragged[i] = 1 + i % 3;
     ragged[3] = 200, ragged[700] = 129, ragged[1099] = 65;
     for (Dtype dtype : {DTYPE_F32, DTYPE_BF16}) {
         for (AttentionShape shape : {AttentionShape{1, 1, 32}, {4, 2, 32}, {6, 1, 32}, {3, 3, 32}}) attention_case(t, {33, 70}, shape, dtype);
-        attention_case(t, ragged, {1, 1, 16}, dtype);
+        attention_case(t, ragged, {2, 1, 16}, dtype);
         attention_case(t, {300}, {1, 1, 64}, dtype);
         attention_case(t, {0}, {1, 1, 64}, dtype);
+        attention_case(t, {}, {1, 1, 64}, dtype);
         attention_case(t, {40, 150}, {2, 2, 64}, dtype, 60); // scores of some thousand
     }
 }

@@ -25,7 +25,8 @@ static RopeInputs rope_inputs_(Compare *t, RopeCase c, Dtype dtype, bool normed,
     if (rotated) {
         std::vector<float> table((size_t)(places * HS + 1)); // not written by an odd size: the last column
         std::vector<int32_t> positions((size_t)c.N);
-        rope_table_fill(table.data(), places, HS, 10000);
+        const RopeScaling unscaled = {};
+        rope_table_fill(table.data(), places, HS, 10000, &unscaled);
         for (int32_t &position : positions) position = (int32_t)((compare_uniform(t) + 1) / 2 * (double)places);
         in.table = both_values(t, table, DTYPE_F32), in.positions = both_ints(t, positions);
     }
