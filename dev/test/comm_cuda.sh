@@ -18,6 +18,7 @@ if [ ! -e "$cuda/include/cuda_runtime.h" ] || [ ! -e "$cuda/include/nccl.h" ] &&
     exit 77
 fi
 test=build/test_comm_cuda
+export TRAIN_GPT_COMM_SCRATCH=65536 # the simulator pays for every page that a device has
 make -s $test || exit 1
 
 # run SECONDS RANKS COMMAND...: output in $dir/log; sets code and took
