@@ -193,7 +193,7 @@ static void cuda_linear_backward_weight(Device *device, Buffer dweight, Buffer d
 }
 
 // ----------------------------------------------------------------------------
-// The unit of MFU.
+// The rate of a large product.
 
 // A square matrix of uniform values in (-1, 1): constant ones would let the clock rise. Null when there is no memory.
 static void *rate_matrix_(Device *device, int64_t n, Dtype dtype) {
@@ -222,10 +222,11 @@ static void *rate_matrix_(Device *device, int64_t n, Dtype dtype) {
     return matrix;
 }
 
-// FLOP/s of a square product of 64 rows per multiprocessor (8448 on an H200), or half of that and so on where memory is short.
+// FLOP/s of a square product of 64 rows per multiprocessor (8448 on an H200), or half of that and so on where memory is short; of the smallest
+// where times say nothing.
 static double cuda_matmul_rate(Device *device, Dtype dtype) {
     CudaDevice *c = cuda_of(device);
-    for (int64_t n = (int64_t)c->sm_count * 64; n >= 64; n /= 2) {
+    for (int64_t n = c->matmul->timed ? (int64_t)c->sm_count * 64 : 64; n >= 64; n /= 2) {
         void *matrix[3] = {rate_matrix_(device, n, dtype), rate_matrix_(device, n, dtype), rate_matrix_(device, n, dtype)};
         float ms = 0;
         if (matrix[0] != nullptr && matrix[1] != nullptr && matrix[2] != nullptr) {
