@@ -73,6 +73,7 @@ typedef void (*Thunk)(const void *kernel, void *arguments);
 void run_grid(dim3 grid, dim3 threads, size_t shared_bytes, const void *kernel, Thunk thunk, const char *arguments, size_t argument_bytes);
 const char *kernel_name(const void *kernel);
 const char *running_kernel();
+void traffic_note(size_t bytes, bool write); // an access of the running kernel to device memory
 
 // --- scheduling (simcu_schedule.cc)
 void make_ready(Thread *thread);

@@ -9,6 +9,7 @@
 #include <dlfcn.h>       // dladdr
 #include <link.h>        // dl_iterate_phdr
 #include <map>           // std::map
+#include <string>        // std::string
 
 uint3 threadIdx, blockIdx;
 dim3 blockDim, gridDim;
@@ -30,12 +31,22 @@ struct Launch {
 } launch;
 std::map<const void *, int> &shared_limits = *new std::map<const void *, int>; // of kernels that asked for more than the default
 
+struct KernelCount {
+    uint64_t launches = 0, read_bytes = 0, written_bytes = 0; // of device memory; only the race form sees accesses
+};
+
 struct Statistics {
     uint64_t launches = 0, blocks = 0, threads = 0;
+    std::map<std::string, KernelCount> kernels;
+    KernelCount *running = nullptr; // with SIMCU_STATS
     ~Statistics() {
         if (getenv("SIMCU_STATS") == nullptr) return;
         fprintf(stderr, "simcu: %llu launches, %llu blocks, %llu threads, %llu switches\n", (unsigned long long)launches,
                 (unsigned long long)blocks, (unsigned long long)threads, (unsigned long long)fiber_switches());
+        for (const auto &[name, count] : kernels) {
+            fprintf(stderr, "simcu: %8llu launches %12llu bytes read %12llu written  %s\n", (unsigned long long)count.launches,
+                    (unsigned long long)count.read_bytes, (unsigned long long)count.written_bytes, name.c_str());
+        }
     }
 } statistics;
 
@@ -102,6 +113,10 @@ void prepare_shared(char *dynamic, size_t bytes) {
 void run_thread() { call_kernel(); }
 const char *running_kernel() { return launch.name; }
 
+void traffic_note(size_t bytes, bool write) {
+    if (statistics.running != nullptr) (write ? statistics.running->written_bytes : statistics.running->read_bytes) += bytes;
+}
+
 const char *kernel_name(const void *kernel) {
     static std::map<const void *, std::string> &known = *new std::map<const void *, std::string>;
     const auto found = known.find(kernel);
@@ -145,7 +160,9 @@ void run_grid(dim3 grid, dim3 threads, size_t shared_bytes, const void *kernel, 
         fail(nullptr, 0, "no memory for %zu bytes of shared memory", shared_bytes);
     block.dynamic_begin = (char *)dynamic, block.dynamic_end = (char *)dynamic + shared_bytes;
     const size_t blocks = (size_t)grid.x * grid.y * grid.z;
+    static const bool counting = getenv("SIMCU_STATS") != nullptr;
     statistics.launches++, statistics.blocks += blocks, statistics.threads += blocks * (size_t)block.count;
+    if (counting) statistics.running = &statistics.kernels[launch.name], statistics.running->launches++;
     std::vector<uint32_t> order;
     if (settings().threads == Order::RANDOM) {
         order.resize(blocks);
