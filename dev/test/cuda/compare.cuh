@@ -120,7 +120,8 @@ static inline void compare_record(Compare *t, const std::string &what, double er
 }
 
 // Compares what the CUDA device has, stored as dtype, with what the CPU device wants: in fp32 the largest difference over the largest reference
-// against `bound`; in bf16 the largest difference over the largest rounding error of the reference (and the fp32 bound) against `factor`.
+// against `bound`; in bf16 the largest difference over the largest rounding error of the reference (and the fp32 bound) against `factor`. Of few
+// elements that may be small by luck: half of the largest possible one counts at least.
 static inline void compare_values(Compare *t, const char *what, const std::vector<float> &want, const std::vector<float> &have, Dtype dtype,
                                   double bound, double factor = 2) {
     double difference = 0, rounding = 0, size = 0;
@@ -134,6 +135,7 @@ static inline void compare_values(Compare *t, const char *what, const std::vecto
     }
     if (size == 0) size = 1;
     if (dtype == DTYPE_BF16) {
+        if (rounding < 0x1p-10 * size) rounding = 0x1p-10 * size;
         compare_record(t, std::string(what) + " bf16", difference == 0 ? 0 : difference / (rounding + bound * size), factor);
     } else {
         compare_record(t, std::string(what) + " fp32", difference / size, bound);

@@ -63,8 +63,8 @@ static void rope_backward_case_(Compare *t, RopeCase c, Dtype dtype, bool normed
                        in.positions[w], shape, c.N);
     });
     compare(t, "qk_backward dqkv", dqkv, 1e-6);
-    if (normed) compare(t, "qk_backward dq_norm", gradient[0], 2e-6);
-    if (normed) compare(t, "qk_backward dk_norm", gradient[1], 2e-6);
+    if (normed) compare(t, "qk_backward dq_norm", gradient[0], 1e-5); // sums over all tokens may cancel
+    if (normed) compare(t, "qk_backward dk_norm", gradient[1], 1e-5);
     compare_release(t);
 }
 
