@@ -144,7 +144,10 @@ shell sim-test with_cuda headers dev/cudasim/test.sh
 for orders in "SIMCU_SEED=0 SIMCU_STREAMS=fwd SIMCU_PROTECT=1" "SIMCU_SEED=1 SIMCU_STREAMS=1 SIMCU_SMS=3" "SIMCU_SEED=2 SIMCU_STREAMS=2"; do
     shell "test_gptcu_sim-${orders//[^0-9]/}" with_cuda headers env $orders ./test_gptcu_sim
 done
-for form in asan race; do shell test_gptcu_sim_$form with_cuda headers env ASAN_OPTIONS=detect_leaks=0 ./test_gptcu_sim_$form; done
+shell test_gptcu_sim_asan with_cuda headers env ASAN_OPTIONS=detect_leaks=0 ./test_gptcu_sim_asan
+# the race checker is slow: attention in its short form
+families=$(cd dev/test/cuda && ls test_*.cuh | sed 's/^test_//; s/\.cuh$//; s/^attention$/attention_small/')
+shell test_gptcu_sim_race with_cuda headers ./test_gptcu_sim_race $families
 
 heading "the CUDA device, compiled for GPUs"
 shell cuda-syntax with_cuda compiler make -s -j"$jobs" cuda-syntax
