@@ -494,7 +494,7 @@ static inline void comm_init_host_(Comm *comm) {
         comm->pulses = base_new((size_t)comm->local_size, sizeof *comm->pulses);
         for (int k = 0; k < comm->local_size; k++) comm->pulses[k] = (CommPulse *)(void *)comm->segments[comm->segment_count - 1].base[k];
         comm->watch.pulse = comm->pulses[comm->local_rank];
-        comm->watch.leave = base_new(1, sizeof *comm->watch.leave); // never freed: exit() reads it
+        comm->watch.leave = base_new(1, sizeof *comm->watch.leave); // freed by exit(), which reads it
         *comm->watch.leave = comm->watch.pulse;
         if (on_exit(comm_leave_, comm->watch.leave) == 0) atomic_store(&comm->watch.pulse->pid, getpid()); // else nobody asks for it
     }

@@ -332,6 +332,7 @@ static inline void comm_leave_(int status, void *leave) {
     (void)status;
     CommPulse *pulse = *(CommPulse **)leave;
     if (pulse != NULL) atomic_store(&pulse->left, true);
+    free(leave);
 }
 
 // Starts the watchdog's thread. Processes are looked after from now on; the main thread when comm_watchdog says for how long.
