@@ -57,9 +57,7 @@ if [ "$part" = "" ]; then
         good "a rank was killed while all saved, time $k" 2 $test pass "$dir/die"
     done
     make -s build/test_checkpoint_ranks_asan || exit 1
-    printf 'leak:lib%s\n' mpi open-pal open-rte pmix event hwloc >"$dir/suppressions" # theirs
-    printf 'leak:mca_\n' >>"$dir/suppressions"
-    export LSAN_OPTIONS=suppressions=$dir/suppressions:print_suppressions=0 ASAN_OPTIONS=fast_unwind_on_malloc=0
+    leaks_of_mpi
     good "AddressSanitizer" 3 build/test_checkpoint_ranks_asan
 fi
 

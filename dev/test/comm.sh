@@ -40,9 +40,7 @@ if [ "$part" = "" ]; then
     ends "built without MPI, under mpirun" 2 'built without MPI'
 
     make -s build/test_comm_asan || exit 1
-    printf 'leak:lib%s\n' mpi open-pal open-rte pmix event hwloc >"$dir/suppressions" # theirs
-    printf 'leak:mca_\n' >>"$dir/suppressions"
-    export LSAN_OPTIONS=suppressions=$dir/suppressions:print_suppressions=0 ASAN_OPTIONS=fast_unwind_on_malloc=0
+    leaks_of_mpi
     good "AddressSanitizer" 2 build/test_comm_asan
     good "AddressSanitizer, messages" 3 env TRAIN_GPT_COMM_WINDOW=off build/test_comm_asan
     good "AddressSanitizer, late completion" 2 env TRAIN_GPT_COMM_LATE=9 build/test_comm_asan

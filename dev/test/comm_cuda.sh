@@ -52,9 +52,7 @@ if [ "$part" = "" ]; then
     ends "built without NCCL" 6 'rank [01] on .*: step 0, phase start: this program was built without NCCL: one rank only'
 
     make -s ${test}_asan || exit 1
-    printf 'leak:lib%s\n' mpi open-pal open-rte pmix event hwloc >"$dir/suppressions" # theirs
-    printf 'leak:mca_\n' >>"$dir/suppressions"
-    export LSAN_OPTIONS=suppressions=$dir/suppressions:print_suppressions=0 ASAN_OPTIONS=fast_unwind_on_malloc=0
+    leaks_of_mpi
     good "AddressSanitizer" 1 ${test}_asan
     good "AddressSanitizer" 3 ${test}_asan
     good "AddressSanitizer, many pieces, late completion" 2 env TRAIN_GPT_COMM_SCRATCH=6000 TRAIN_GPT_COMM_LATE=9 ${test}_asan

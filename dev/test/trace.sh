@@ -31,9 +31,8 @@ if [ $ranks -gt 1 ]; then
     good "two hosts" 4 env TRAIN_GPT_COMM_HOSTS=2 build/test_trace
     good "late completion" 3 env TRAIN_GPT_COMM_LATE=7 build/test_trace
     make -s build/test_trace_asan || exit 1
-    printf 'leak:lib%s\n' mpi open-pal open-rte pmix event hwloc >"$dir/suppressions" # theirs
-    printf 'leak:mca_\n' >>"$dir/suppressions"
-    LSAN_OPTIONS=suppressions=$dir/suppressions:print_suppressions=0 ASAN_OPTIONS=fast_unwind_on_malloc=0 good AddressSanitizer 2 build/test_trace_asan
+    leaks_of_mpi
+    good AddressSanitizer 2 build/test_trace_asan
 fi
 
 trace=$dir/trace.json

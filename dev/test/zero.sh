@@ -22,9 +22,7 @@ if [ "${1:-}" != --quick ]; then
     good "messages" 4 env TRAIN_GPT_COMM_WINDOW=off build/test_zero_ranks
     good "two hosts" 4 env TRAIN_GPT_COMM_HOSTS=2 build/test_zero_ranks
     make -s build/test_zero_ranks_asan || exit 1
-    printf 'leak:lib%s\n' mpi open-pal open-rte pmix event hwloc >"$dir/suppressions" # theirs
-    printf 'leak:mca_\n' >>"$dir/suppressions"
-    export LSAN_OPTIONS=suppressions=$dir/suppressions:print_suppressions=0 ASAN_OPTIONS=fast_unwind_on_malloc=0
+    leaks_of_mpi
     good "AddressSanitizer" 4 build/test_zero_ranks_asan
 fi
 tally
