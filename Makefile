@@ -234,6 +234,9 @@ $(BUILD)/cuda/%.o $(BUILD)/cuda/%.ptxas.txt &: %.cu $(CU_SOURCES) $(CU_TESTS) Ma
 	@mkdir -p $(BUILD)/cuda
 	$(NVCC) $(NVCC_FLAGS) -Xptxas -v -c $< -o $(BUILD)/cuda/$*.o 2>$(BUILD)/cuda/$*.ptxas.txt || { grep -v '^ptxas info\|^    [0-9]* bytes' $(BUILD)/cuda/$*.ptxas.txt; exit 1; }
 	@grep 'warning' $(BUILD)/cuda/$*.ptxas.txt || true
+need-nvcc:
+	@command -v $(NVCC) >/dev/null || { echo "no nvcc at $(NVCC): install the CUDA toolkit, or say CUDA=DIRECTORY or NVCC=PATH (make sim wants only its headers)"; exit 1; }
+$(BUILD)/cuda/train_gpt.o $(BUILD)/cuda/test_gpt.o: | need-nvcc
 train_gptcu: $(BUILD)/cuda/train_gpt.o $(BUILD)/train_gpt.cuda.o
 	$(NVCC) $(NVCC_FLAGS) $^ -o $@ $(CU_LINK)
 test_gptcu: $(BUILD)/cuda/test_gpt.o $(BUILD)/cuda/train_gpt.o $(BUILD)/cpu_device.o
@@ -315,4 +318,4 @@ mutants:
 clean:
 	rm -rf $(BUILD) train_gptcu test_gptcu bench_cuda test_fragments *_sim *_sim_asan *_sim_race train_gpt train_gpt_asan tokenize tokenize_asan test_gpt test_gpt_asan
 
-.PHONY: sim sim-tests sim-test cuda-syntax cuda-headers $(CU_ALONE) gpu-binaries all help banner headers syntax $(SYNTAX) format unit unit-asan fuzzers schedules bench crash layouts-full mutants clean
+.PHONY: need-nvcc sim sim-tests sim-test cuda-syntax cuda-headers $(CU_ALONE) gpu-binaries all help banner headers syntax $(SYNTAX) format unit unit-asan fuzzers schedules bench crash layouts-full mutants clean

@@ -1123,6 +1123,9 @@ static bool find_checkpoint(Run *run, Checkpoint *checkpoint, bool *found, Error
                       (!trains || checkpoint_data_check(checkpoint->directory, state, files, run->train_set.count, error));
     free(files);
     run->start = (LoaderPosition){state->epoch, state->position, state->row};
+    if (good && trains && o->dump_grads != NULL && state->step > 0) {
+        return fail(error, CODE_USAGE, "--dump-grads: writes the gradients of step 1, this run goes on after step %lld", (long long)state->step);
+    }
     run->step = state->step;
     run->tokens = state->tokens;
     run->resumed = true;
@@ -1167,7 +1170,10 @@ static void load_weights(Run *run, ModelWeights *weights) {
         float *values = base_new((size_t)min_i64(PIECE, piece.to - piece.from), sizeof *values);
         for (int64_t begin = piece.from; begin < piece.to; begin += PIECE) {
             const int64_t count = min_i64(PIECE, piece.to - begin);
-            require(run, weights_read(weights, tensor, &t->zero.part[i], begin, begin + count, values, &error), &error);
+            require(run,
+                    weights_read(weights, tensor, &t->zero.part[i], begin, begin + count, values, &error) &&
+                        weights_finite(tensor, values, count, &error),
+                    &error);
             const Buffer to = buffer_at(full_precision(t, tensor->unit), piece.at + begin - piece.from);
             t->device.copy_in(&t->device, to.data, values, (size_t)count * sizeof *values);
             comm_progress(run->comm);
@@ -1292,7 +1298,7 @@ static bool prepare_layout(Run *run, Error *error) {
     if (!layout_create(&run->layout, &run->config, o, other ? (int)o->world : run->comm->size, other ? 0 : run->comm->rank, error)) return false;
     ScheduleShape shape;
     o->global_batch = layout_global_batch(&run->layout, o);
-    return layout_schedule(&run->layout, o, &shape, error);
+    return layout_schedule(&run->layout, o, &shape, error) && devices_check(o, &run->layout.local, error);
 }
 
 static bool prepare(Run *run, Error *error) {
@@ -1335,11 +1341,10 @@ static bool prepare_plan(const Run *run, const Model *model, PlanInput *plan, Er
 
 // Opens the device; nothing is allocated there yet.
 static bool prepare_device(Run *run, PlanInput *plan, Error *error) {
-    const Dtype dtype = run->options.precision == PRECISION_BF16 ? DTYPE_BF16 : DTYPE_F32;
     Device *d = &run->device;
     if (!devices_open(d, &run->options, run->comm, error)) return false;
     plan->device_bytes = d->free_bytes(d);
-    return devices_check(d, &run->layout.local, dtype, error);
+    return true;
 }
 
 static float *export_whole(void *context, int tensor, Error *error) {

@@ -27,11 +27,6 @@ static double cuda_peak_flops(Device *device, Dtype dtype) { return gpus_peak_fl
 
 static int64_t cuda_kernel_launches(Device *device) { return cuda_of(device)->launches; }
 
-static const char *cuda_refuses(Device *, Dtype dtype, AttentionShape shape) {
-    if (cuda_attention_supports(dtype, shape)) return nullptr;
-    return "in bf16 it computes attention for heads of a multiple of 16 channels, up to 128 (--head-size, --heads, or --precision fp32)";
-}
-
 static void cuda_close(Device *device) {
     CudaDevice *c = cuda_of(device);
     cuda_wait(c, c->compute);
@@ -66,7 +61,6 @@ static void cuda_fill_memory(Device *device) {
     device->peak_flops = cuda_peak_flops;
     device->free_bytes = cuda_free_bytes;
     device->kernel_launches = cuda_kernel_launches;
-    device->refuses = cuda_refuses;
     device->alloc = cuda_alloc;
     device->release = cuda_release;
     device->copy_in = cuda_copy_in;
@@ -105,6 +99,8 @@ static void cuda_fill_ops(Device *device) {
     device->step_decide = cuda_step_decide;
     device->adamw = cuda_adamw;
 }
+
+bool device_cuda_computes(Dtype dtype, AttentionShape shape) { return cuda_attention_supports(dtype, shape); }
 
 Device device_cuda(int ordinal) {
     Device device = {};

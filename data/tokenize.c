@@ -4,6 +4,7 @@
 // verbatim: CR, NUL and bytes that are not UTF-8 are kept. Also shows what a token file holds. Training a BPE: data/text.py.
 
 #include "llmc/base.h"      // Error, fail, CODE_*
+#include "llmc/files.h"     // directory_create
 #include "llmc/tokenizer.h" // tokenizer_open, tokenizer_encode
 #include "llmc/tokens.h"    // TOKENS_*, tokens_open
 #include <jansson.h>        // json_loadb, json_pack, json_dumpf
@@ -65,6 +66,12 @@ static bool writer_failed_(const char *path, Error *error) { return fail(error, 
 static bool writer_open_(Writer *writer, Error *error) {
     char path[4300];
     writer_path_(writer, false, ".bin.tmp", path);
+    char *slash = strrchr(path, '/');
+    if (slash != NULL && slash != path) {
+        *slash = '\0';
+        if (!directory_create(path, error)) return false;
+        *slash = '/';
+    }
     writer->file = fopen(path, "wb");
     if (writer->file == NULL) return writer_failed_(path, error);
     const int32_t header[TOKENS_HEADER_BYTES / 4] = {0}; // not a token file until it is complete

@@ -101,8 +101,6 @@ struct Device {
     double (*free_bytes)(Device *device);
     // Kernels started so far; -1: it has none
     int64_t (*kernel_launches)(Device *device);
-    // Why it cannot compute attention of this shape, or NULL
-    const char *(*refuses)(Device *device, Dtype dtype, AttentionShape shape);
 
     // --- casts: to (n) = from (n), any mix of F32 and BF16
     void (*cast)(Device *device, Buffer to, Buffer from, int64_t n);

@@ -29,10 +29,20 @@ static inline bool devices_open(Device *device, const Options *o, const Comm *co
     return true;
 }
 
-// Whether the device can compute this model. `local`: widths of this rank.
-static inline bool devices_check(Device *device, const ModelConfig *local, Dtype dtype, Error *error) {
-    const char *why = device->refuses(device, dtype, (AttentionShape){local->heads, local->kv_heads, local->head_size});
-    return why == NULL || fail(error, CODE_USAGE, "--device %s: %s", device->name, why);
+// Whether the device that --device names can compute this model; it need not be there. `local`: widths of a rank.
+static inline bool devices_check(const Options *o, const ModelConfig *local, Error *error) {
+#ifdef USE_CUDA
+    const Dtype dtype = o->precision == PRECISION_BF16 ? DTYPE_BF16 : DTYPE_F32;
+    if (o->device == DEVICE_CUDA && !device_cuda_computes(dtype, (AttentionShape){local->heads, local->kv_heads, local->head_size})) {
+        return fail(
+            error, CODE_USAGE,
+            "--device cuda: in bf16 it computes attention for heads of a multiple of 16 channels, up to 128, got %lld (--head-size, --heads, or "
+            "--precision fp32)",
+            (long long)local->head_size);
+    }
+#endif
+    (void)o, (void)local, (void)error;
+    return true;
 }
 
 // From now on comm_alloc gives the device's memory, and it can be communicated. By all ranks, before groups are made.

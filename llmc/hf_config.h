@@ -112,6 +112,23 @@ static inline bool hf_parse_llama3_(const HfJson_ *rope, RopeScaling *scaling) {
                 scaling->high_freq_factor);
 }
 
+// Where a file has both forms, the older one must not say something else.
+static inline bool hf_same_scaling_(const HfJson_ *json, const json_t *parameters, const json_t *scaling) {
+    const char *key;
+    json_t *value;
+    if (!json_is_object(scaling)) return fail(json->error, CODE_INPUT, "%s: rope_scaling: wanted an object", json->file);
+    json_object_foreach((json_t *)scaling, key, value) {
+        const bool type = strcmp(key, "type") == 0 || strcmp(key, "rope_type") == 0;
+        const json_t *other = json_object_get(parameters, type ? "rope_type" : key);
+        if (other == NULL && type) other = json_object_get(parameters, "type");
+        const bool numbers = json_is_number(value) && json_is_number(other);
+        if (numbers ? json_number_value(value) != json_number_value(other) : !json_equal(value, other)) {
+            return fail(json->error, CODE_INPUT, "%s: rope_scaling: %.60s is not what rope_parameters says", json->file, key);
+        }
+    }
+    return true;
+}
+
 // Base and scaling of the rotary frequencies. Newer files have both in rope_parameters, older ones rope_theta beside rope_scaling.
 static inline bool hf_parse_rope_(const HfJson_ *json, ModelConfig *m) {
     const OptionRow *range = &options_rows()[OPTION_rope_theta];
@@ -123,6 +140,7 @@ static inline bool hf_parse_rope_(const HfJson_ *json, ModelConfig *m) {
     if (rope.root == NULL) return true;
     const char *place = parameters != NULL ? "rope_parameters" : "rope_scaling";
     if (!json_is_object(rope.root)) return fail(json->error, CODE_INPUT, "%s: %s: wanted an object", json->file, place);
+    if (parameters != NULL && scaling != NULL && !hf_same_scaling_(json, parameters, scaling)) return false;
     double theta, share;
     if (!hf_real_(&rope, "rope_theta", m->rope_theta, range->low, range->high, &theta)) return false;
     if (older > 0 && theta != older) {

@@ -101,6 +101,9 @@ static inline bool hf_convert(Comm *comm, Options *o, Error *error) {
         return fail(error, CODE_USAGE, "--export-hf: --steps 0 only converts, on one rank: got %d (without mpirun; or --val, to validate as well)",
                     comm->size);
     }
+    if (o->tp > 1 || o->pp > 1 || o->zero > 0 || o->sp) {
+        return fail(error, CODE_USAGE, "--export-hf: --steps 0 only converts, on one rank: wanted no --tp, --pp, --sp or --zero");
+    }
     if (!hf_export_is_free(o->export_hf)) { // before anything is read
         return fail(error, CODE_USAGE, "--export-hf: '%s' is there already, or cannot be: wanted a new or empty directory", o->export_hf);
     }

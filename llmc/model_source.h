@@ -183,6 +183,14 @@ static inline bool weights_read(const ModelWeights *weights, const Tensor *tenso
     return checkpoint_read(&weights->checkpoint, &slice, 1, true, error);
 }
 
+// Weights that a run begins with must be numbers.
+static inline bool weights_finite(const Tensor *tensor, const float *values, int64_t count, Error *error) {
+    for (int64_t i = 0; i < count; i++) {
+        if (!isfinite(values[i])) return fail(error, CODE_INPUT, "--init-from: tensor '%s' holds %g", tensor->name, (double)values[i]);
+    }
+    return true;
+}
+
 // The dtype that the embedding is stored in: BF16 or else F32.
 static inline Dtype weights_dtype(const ModelWeights *weights, const Model *model) {
     const Tensor *embedding = &model->tensors[0];

@@ -60,6 +60,7 @@ refused() {
     verdict $? "refused: $* ($(cut -c1-100 "$dir/stderr"))"
 }
 refused 'multiple of 16' --layers 1 --channels 40 --heads 5 --precision bf16
+refused 'multiple of 16' --layers 1 --channels 40 --heads 5 --precision bf16 --dry-run
 refused 'on a device' --layers 100 --channels 65536 --heads 512
 [ "$quick" != --refused ] || { tally && exit 0 || exit 1; }
 

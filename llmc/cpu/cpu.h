@@ -24,7 +24,6 @@ static inline void cpu_close(Device *device) {
 
 static inline double cpu_free_bytes(Device *device) { return (void)device, 0; } // the plan looks at the machine's memory
 static inline int64_t cpu_kernel_launches(Device *device) { return (void)device, -1; }
-static inline const char *cpu_refuses(Device *device, Dtype dtype, AttentionShape shape) { return (void)device, (void)dtype, (void)shape, NULL; }
 
 // Fills the table; close gives back what the libraries hold.
 static inline Device device_cpu(void) {
@@ -47,7 +46,6 @@ static inline Device device_cpu(void) {
         .peak_flops = cpu_matmul_rate,
         .free_bytes = cpu_free_bytes,
         .kernel_launches = cpu_kernel_launches,
-        .refuses = cpu_refuses,
         .cast = cpu_cast,
         .accumulate = cpu_accumulate,
         .embedding_forward = cpu_embedding_forward,

@@ -13,6 +13,9 @@ extern "C" {
 // other calls: it prepares CUDA for a job of `size` ranks.
 int device_cuda_ordinal(int local_rank, int local_size, int size, char *why, size_t why_bytes);
 
+// Whether there are kernels for attention of this shape. Wants no device.
+bool device_cuda_computes(Dtype dtype, AttentionShape shape);
+
 // Opens a CUDA device and fills the table. Ends the process with one line when it cannot.
 Device device_cuda(int ordinal);
 
