@@ -171,6 +171,10 @@ expect 2 "export-hf: '.*full' is there already" --init-from $fixtures/llama "${t
 expect 2 "export-hf: '.*x' is there already" --steps 0 --init-from $fixtures/llama --export-hf "$dir/full/x"
 expect 0 - --steps 0 --init-from $fixtures/llama --export-hf "$dir/void/"
 expect 2 'export-hf: norm rmsnorm, position learned' "${small[@]}" --norm rmsnorm --train "$dir/61.bin" --steps 2 --export-hf "$dir/none"
+expect 2 'only converts, on one rank: wanted no --tp' --steps 0 --init-from $fixtures/llama --export-hf "$dir/never" --tp 3
+cp -r $fixtures/llama "$dir/nan" && chmod -R u+w "$dir/nan"
+printf '\377\377\377\377' | dd of="$dir/nan/model.safetensors" bs=1 seek=$(($(stat -c %s "$dir/nan/model.safetensors") - 4)) conv=notrunc status=none
+expect 3 'init-from: tensor .* holds -?nan' --init-from "$dir/nan" "${tune[@]}" --steps 1
 expect 3 'none.*holds no checkpoint to export' --steps 0 --resume auto --out "$dir/none" --export-hf "$dir/never"
 expect 2 'resume auto: wanted --out' --steps 0 --resume auto --export-hf "$dir/never"
 expect 3 'llama: no manifest.json in it' --steps 0 --resume $fixtures/llama --export-hf "$dir/never"

@@ -128,6 +128,8 @@ static void test_config(void) {
     EXPECT(llama_config, LLAMA ", \"rope_theta\": 100.0, \"rope_parameters\": {\"rope_theta\": 100.0, \"rope_type\": \"default\"}", 0,
            (wanted.rope_theta = 100));
     EXPECT(llama_config, LLAMA ", \"rope_scaling\": {\"type\": \"default\"}", 0, );
+    EXPECT(llama_config,
+           LLAMA ", \"rope_scaling\": {\"type\": \"default\"}, \"rope_parameters\": {\"rope_type\": \"default\", \"rope_theta\": 1e4}", 0, );
     EXPECT(llama_config, MISTRAL ", \"sliding_window\": null", 0, (wanted.kv_heads = 2));
     EXPECT(llama_config, MISTRAL ", \"sliding_window\": 16", 16, (wanted.kv_heads = 2, wanted.max_seq = 16));
     EXPECT(llama_config, MISTRAL, 4096, (wanted.kv_heads = 2)); // the library's default
@@ -184,6 +186,10 @@ static void test_config_hostile(void) {
         {"{" LLAMA ", \"partial_rotary_factor\": 0.5}", "partial_rotary_factor: got 0.5"},
         {"{" LLAMA ", \"rope_theta\": 0}", "rope_theta: got 0"},
         {"{" LLAMA ", \"rope_scaling\": 2}", "rope_scaling: wanted an object"},
+        {"{" LLAMA ", \"rope_scaling\": {\"type\": \"yarn\"}, \"rope_parameters\": {\"rope_type\": \"default\", \"rope_theta\": 1e4}}",
+         "rope_scaling: type is not what rope_parameters says"},
+        {"{" LLAMA ", \"rope_scaling\": {\"factor\": 2}, \"rope_parameters\": {\"rope_type\": \"default\", \"rope_theta\": 1e4}}",
+         "rope_scaling: factor is not what rope_parameters says"},
         {"{" LLAMA ", \"rope_scaling\": {\"type\": \"linear\", \"factor\": 2}}", "rope_type: got 'linear', wanted default or llama3"},
         {"{" LLAMA ", \"rope_scaling\": {\"factor\": 2}}", "rope_type"},
         {"{" LLAMA ", \"rope_parameters\": {\"full_attention\": {\"rope_theta\": 1e4}}}", "rope_type"},
