@@ -121,6 +121,8 @@ std::string memory_describe(const void *pointer) {
 size_t memory_used_bytes() { return used_bytes; }
 bool in_device_arena(const void *pointer) { return arena != nullptr && (char *)pointer >= arena && (char *)pointer < arena + arena_bytes; }
 
+size_t device_arena_offset(const void *pointer) { return (size_t)((char *)pointer - arena); }
+
 void *device_alloc(size_t bytes) {
     if (used_bytes + rounded(bytes) > settings().memory_bytes) return nullptr;
 #ifdef SIMCU_ASAN

@@ -106,6 +106,17 @@ static void test_copies() {
     NEED(cudaStreamDestroy(s));
 }
 
+// The race checker keeps the shadow of device memory in pieces; this range passes from one to the next.
+static void test_large_buffer() {
+    constexpr size_t floats = 5 << 20;
+    float *d = device_new<float>(floats), back = 1;
+    NEED(cudaMemset(d, 0, floats * sizeof(float)));
+    NEED(start(nullptr, 1024, 64, 0, set_kernel, d, 3, 1 << 16));
+    NEED(cudaMemcpy(&back, d + floats - 1, sizeof back, cudaMemcpyDeviceToHost));
+    check(back == 0, "a large buffer: %g", back);
+    NEED(cudaFree(d));
+}
+
 static void count_call(void *number) { ++*(int *)number; }
 
 static void test_streams() {
@@ -234,6 +245,7 @@ static void test_runtime() {
     test_limits();
     test_pointers();
     test_copies();
+    test_large_buffer();
     test_streams();
     test_graphs();
 }
