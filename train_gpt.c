@@ -1533,7 +1533,7 @@ static int inform(Run *run) {
         if (run->options.help) {
             options_help(stdout);
         } else if (run->options.version) {
-            printf("train_gpt, commit %s, matrix products by %s, compiler %s\n", BUILD_COMMIT, BUILD_BLAS, __VERSION__);
+            printf("train_gpt for %s, commit %s, matrix products by %s, compiler %s\n", DEVICES_BUILT, BUILD_COMMIT, BUILD_BLAS, __VERSION__);
         } else {
             model_list(stdout);
         }

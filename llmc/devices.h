@@ -11,6 +11,9 @@
 #include "llmc/options.h" // DEVICE_CUDA
 #ifdef USE_CUDA
 #include "llmc/cuda/device.h" // device_cuda, device_cuda_ordinal, device_cuda_comm
+#define DEVICES_BUILT "CUDA and CPU"
+#else
+#define DEVICES_BUILT "CPU"
 #endif
 
 // Opens the device of this rank: on GPUs each of a host's ranks has one of its own. False with the reason why there is none.

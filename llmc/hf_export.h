@@ -64,7 +64,7 @@ static inline bool hf_export_check(const char *directory, const Model *model, Dt
     if (!writable) return false;
     const double has = known ? (double)disk.f_bavail * (double)disk.f_frsize : 0, needs = (double)hf_export_bytes_(model, dtype);
     return !known || needs <= has ||
-           fail(error, CODE_IO, "--export-hf: %s: needs %.3g GB, the disk has %.3g GB left", directory, needs * 1e-9, has * 1e-9);
+           fail(error, CODE_IO, "--export-hf: %s: needs %.4g MB, the disk has %.4g MB left", directory, needs * 1e-6, has * 1e-6);
 }
 
 // ----------------------------------------------------------------------------

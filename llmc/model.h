@@ -318,6 +318,14 @@ static inline const ModelPreset *model_preset_find(const char *name) {
     return NULL;
 }
 
+// The first preset whose name begins so, as a hint; else "".
+static inline const char *model_preset_begins_(const char *name) {
+    for (int i = 0; i < MODEL_PRESET_COUNT; i++) {
+        if (name[0] != '\0' && strncmp(model_presets[i].name, name, strlen(name)) == 0) return model_presets[i].name;
+    }
+    return "";
+}
+
 static inline ModelConfig model_preset_config_(const ModelPreset *p) {
     return (ModelConfig){.layers = p->layers,
                          .channels = p->channels,
@@ -369,7 +377,9 @@ static inline bool model_base_(ModelConfig *m, const Options *o, const ModelShap
     } else if (o->model != NULL) {
         const ModelPreset *preset = model_preset_find(o->model);
         if (preset == NULL) {
-            return fail(error, CODE_USAGE, "--model: unknown preset '%s' (--model list shows them; or the path of a config.json)", o->model);
+            const char *near = model_preset_begins_(o->model);
+            return fail(error, CODE_USAGE, "--model: unknown preset '%.200s' (%s%s--model list shows them; or the path of a config.json)", o->model,
+                        near, near[0] != '\0' ? " or another? " : "");
         }
         *m = model_preset_config_(preset);
     } else {

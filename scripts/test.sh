@@ -96,6 +96,12 @@ check_recipes() {
         "$recipe" --dry-run || return 1
     done
 }
+quickstart() {
+    local status=0
+    QUICKSTART_OUT=build/quickstart_$$ scripts/quickstart.sh --smoke || status=$?
+    rm -rf build/quickstart_$$
+    [ $status -eq 0 ] && echo "set up, built, trained, plotted, sampled"
+}
 # with_cuda WHAT COMMAND...: where CUDA's compiler or headers are missing it says so and is skipped, or fails with NEED_CUDA=1.
 with_cuda() {
     local cuda=${CUDA:-/usr/local/cuda} missing=
@@ -107,7 +113,7 @@ with_cuda() {
     [ "${NEED_CUDA:-}" = 1 ] && return 1
     return 77
 }
-export -f with_cuda c_files check_format check_python check_shell clang_syntax fuzz check_recipes
+export -f quickstart with_cuda c_files check_format check_python check_shell clang_syntax fuzz check_recipes
 export jobs fuzz_seconds
 shell() { part "$1" bash -c "${*:2}"; }
 
@@ -171,8 +177,7 @@ done
 part cli.sh_asan env TRAIN=./train_gpt_asan bash dev/test/cli.sh
 part hf.sh_asan env TRAIN=./train_gpt_asan bash dev/test/hf.sh --one-rank
 part split.sh_asan env TRAIN=./train_gpt_asan bash dev/test/split.sh
-part quickstart env QUICKSTART_OUT=build/quickstart_$$ scripts/quickstart.sh --smoke
-rm -rf build/quickstart_$$
+shell quickstart quickstart
 
 heading "fuzzers, $fuzz_seconds s each"
 for name in $fuzzers; do shell "fuzz_$name" fuzz "$name"; done
