@@ -56,7 +56,7 @@ printf 'train = %s\nlayers 1\nchannels 32\nheads 2\nvocab 300\nseq 16\nsteps 1\n
 echo "command line"
 expect 0 - --help
 expect 0 - --version
-expect 2 "unknown preset 'gpt2' (gpt2-124m or another" --model gpt2 --dry-run
+expect 2 'gpt2-124m or another' --model gpt2 --dry-run
 expect 0 - --model list
 expect 2 '--bogus' --bogus 3
 expect 2 '--bogus' --bogus=3
