@@ -1505,9 +1505,10 @@ static void write_trace(Run *run, bool ending) {
     Error error = {0};
     if (trace->first == 0 || run->traced || !(ending || run->step >= trace->last)) return;
     run->traced = true;
-    char *path = path_join(run->options.out, "trace.json"), text[256];
+    char *path = path_join(run->options.out, "trace.json"), text[512];
     require_all(run, trace_write(trace, run->comm, path, &error), &error);
     if (is_first(run)) monitor_say(&run->monitor, "%s", trace_summary(trace, path, text));
+    if (is_first(run) && trace_phases(trace, text)[0] != '\0') monitor_say(&run->monitor, "ms a step on rank 0: %s", text);
     free(path);
 }
 
@@ -1551,6 +1552,10 @@ static int convert(Run *run) {
     return CODE_OK;
 }
 
+// The device's clock, for traces.
+static int64_t mark(void *device) { return ((Device *)device)->mark(device); }
+static void mark_times(void *device, int64_t *ns, int64_t count) { ((Device *)device)->mark_times(device, ns, count); }
+
 // Allocates, initialises or loads, opens the log and says what is about to happen.
 static void begin(Run *run, const Model *model, Checkpoint *checkpoint, ModelWeights *weights, const PlanInput *plan, int argc, char **argv) {
     const Options *o = &run->options;
@@ -1576,6 +1581,7 @@ static void begin(Run *run, const Model *model, Checkpoint *checkpoint, ModelWei
         snprintf(label, sizeof label, "tp %d, pp %d, dp %d", at.tp, at.pp, at.dp);
         trace_open(&t->trace, run->comm, run->trace_first, run->trace_last);
         trace_label(&t->trace, label);
+        if (!t->device.on_host) trace_clock(&t->trace, (TraceClock){&t->device, mark, mark_times});
     }
     size_t peak_bytes;
     monitor_resident(&run->resident_start_bytes, &peak_bytes);

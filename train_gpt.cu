@@ -10,6 +10,7 @@
 #include "llmc/cuda/dropout.cuh"     // cuda_dropout_backward
 #include "llmc/cuda/embedding.cuh"   // cuda_embedding_*
 #include "llmc/cuda/global_norm.cuh" // cuda_grad_squares
+#include "llmc/cuda/marks.cuh"       // cuda_mark
 #include "llmc/cuda/matmul.cuh"      // cuda_linear_*, cuda_matmul_rate, cublaslt_open
 #include "llmc/cuda/memory.cuh"      // cuda_alloc, cuda_copy_*
 #include "llmc/cuda/mlp.cuh"         // cuda_swiglu_*
@@ -33,6 +34,7 @@ static void cuda_close(Device *device) {
     cuda_comm_close(c);
     cublaslt_close(c->matmul);
     cuda_copies_close(c->copies);
+    cuda_marks_close(c->marks);
     if (c->scratch != nullptr) cuda_check(cudaFree(c->scratch), "cudaFree");
     for (cudaEvent_t event : c->read) cuda_check(cudaEventDestroy(event), "cudaEventDestroy");
     cuda_check(cudaStreamDestroy(c->compute), "cudaStreamDestroy");
@@ -71,6 +73,8 @@ static void cuda_fill_memory(Device *device) {
     device->host_release = cuda_host_release;
     device->copy_out_start = cuda_copy_out_start;
     device->copy_out_finish = cuda_copy_out_finish;
+    device->mark = cuda_mark;
+    device->mark_times = cuda_mark_times;
 }
 
 static void cuda_fill_ops(Device *device) {

@@ -93,6 +93,10 @@ struct Device {
     void (*host_release)(Device *device, void *pointer);
     void (*copy_out_start)(Device *device, int slot, void *to, const void *from_device, size_t bytes);
     void (*copy_out_finish)(Device *device, int slot);
+    // Times for people; absent where on_host, whose clock tells. mark: a point in the order of ops, and its number, from 0. mark_times: waits for
+    // all of them, tells when each was passed, in ns of CLOCK_MONOTONIC, and begins to count anew
+    int64_t (*mark)(Device *device);
+    void (*mark_times)(Device *device, int64_t *ns, int64_t count);
     // Rate of a large matrix product in this dtype, FLOP/s, measured now (some ten milliseconds)
     double (*matmul_rate)(Device *device, Dtype dtype);
     // What MFU is a share of, FLOP/s: the maker's figure for dense matrix products in this dtype; on the CPU matmul_rate. 0: unknown

@@ -7,6 +7,8 @@
 //     trace_begin(&trace, "forward", microbatch, chunk); ... trace_end(&trace);
 //     trace_write(&trace, comm, "OUT/trace.json", &error);
 //
+// Devices that run behind the host keep the time themselves (trace_clock): a span is then when the device was at it.
+//
 // Clocks. Ranks of a host share a clock. Between hosts time 0 is the end of a barrier: every rank leaves it after the last one entered, so
 // no two clocks differ by more than the longest time that a rank spent in it. The best of several barriers counts, and the file tells its
 // bound ("clock_error_us" in "otherData", 0 on one host).
@@ -15,10 +17,12 @@
 
 #include "llmc/base.h" // Error, fail, base_grow
 #include "llmc/comm.h" // Comm, comm_barrier, comm_send
+#include <math.h>      // fmax
 
 enum {
     TRACE_SPANS_MAX = 1 << 20, // of a rank: 40 MB; further ones are counted and dropped
     TRACE_DEPTH = 32,          // open spans
+    TRACE_MARKS = 1 << 13,     // so many are timed at the next step's begin; fewer at the end
     TRACE_PIECE_BYTES = 1 << 20,
     TRACE_BARRIERS = 8,
 };
@@ -26,10 +30,18 @@ enum {
 
 typedef struct {
     const char *name;         // a string constant
-    int64_t begin_ns, end_ns; // since time 0
+    int64_t begin_ns, end_ns; // since time 0; from Trace.timed on numbers of marks
     int64_t step;
     int microbatch, chunk; // -1: none
 } TraceSpan;
+
+// mark: a point in the order of a device's work, and its number, from 0. times: when each of the `count` marks so far was passed, ns of
+// CLOCK_MONOTONIC; they count anew. A clock of zeros is the host's.
+typedef struct {
+    void *context;
+    int64_t (*mark)(void *context);
+    void (*times)(void *context, int64_t *ns, int64_t count);
+} TraceClock;
 
 typedef struct Trace {
     bool recording; // the step is one of [first, last]
@@ -39,6 +51,8 @@ typedef struct Trace {
     char label[96];
     TraceSpan *spans;
     int64_t count, room, room_max;
+    TraceClock clock;
+    int64_t timed, marks;      // spans whose times are known; marks since
     int64_t open[TRACE_DEPTH]; // indices of open spans, outermost first; -1: dropped
     int depth;                 // may exceed TRACE_DEPTH
     int64_t dropped;
@@ -95,11 +109,36 @@ static inline void trace_open(Trace *trace, Comm *comm, int64_t first, int64_t l
     free(zeros);
 }
 
+// After trace_open.
+static inline void trace_clock(Trace *trace, TraceClock clock) { trace->clock = clock; }
+
+// Now, or the number of a mark.
+static inline int64_t trace_now_(Trace *trace) {
+    if (trace->clock.mark == NULL) return trace_clock_ns_() - trace->zero_ns;
+    trace->marks++;
+    return trace->clock.mark(trace->clock.context);
+}
+
+// Replaces marks by their times. No span is open.
+static inline void trace_settle_(Trace *trace) {
+    if (trace->marks == 0) return;
+    int64_t *ns = base_new((size_t)trace->marks, sizeof *ns);
+    trace->clock.times(trace->clock.context, ns, trace->marks);
+    for (; trace->timed < trace->count; trace->timed++) {
+        TraceSpan *span = &trace->spans[trace->timed];
+        span->begin_ns = ns[span->begin_ns] - trace->zero_ns;
+        span->end_ns = ns[span->end_ns] - trace->zero_ns;
+    }
+    free(ns);
+    trace->marks = 0;
+}
+
 // Which rank this is, for people; shown behind its number and host.
 static inline void trace_label(Trace *trace, const char *label) { snprintf(trace->label, sizeof trace->label, "%s", label); }
 
 static inline void trace_close_spans_(Trace *trace) {
-    const int64_t now = trace_clock_ns_() - trace->zero_ns;
+    if (trace->depth == 0) return;
+    const int64_t now = trace_now_(trace);
     for (int i = 0; i < trace->depth && i < TRACE_DEPTH; i++) {
         if (trace->open[i] >= 0) trace->spans[trace->open[i]].end_ns = now;
     }
@@ -110,6 +149,7 @@ static inline void trace_close_spans_(Trace *trace) {
 static inline void trace_step(Trace *trace, int64_t step) {
     const bool inside = step >= trace->first && step <= trace->last && trace->first > 0;
     if (trace->recording && !inside) trace_close_spans_(trace);
+    if (trace->depth == 0 && trace->marks >= TRACE_MARKS) trace_settle_(trace);
     trace->recording = inside;
     trace->step = step;
 }
@@ -124,8 +164,8 @@ static inline void trace_begin(Trace *trace, const char *name, int microbatch, i
             trace->spans = base_grow(trace->spans, (size_t)trace->room, sizeof *trace->spans);
         }
         index = trace->count++;
-        trace->spans[index] = (TraceSpan){
-            .name = name, .begin_ns = trace_clock_ns_() - trace->zero_ns, .step = trace->step, .microbatch = microbatch, .chunk = chunk};
+        trace->spans[index] =
+            (TraceSpan){.name = name, .begin_ns = trace_now_(trace), .step = trace->step, .microbatch = microbatch, .chunk = chunk};
     } else {
         trace->dropped++;
     }
@@ -136,7 +176,7 @@ static inline void trace_end(Trace *trace) {
     if (!trace->recording || trace->depth == 0) return; // begun before the first step of the trace
     trace->depth--;
     if (trace->depth >= TRACE_DEPTH || trace->open[trace->depth] < 0) return;
-    trace->spans[trace->open[trace->depth]].end_ns = trace_clock_ns_() - trace->zero_ns;
+    trace->spans[trace->open[trace->depth]].end_ns = trace_now_(trace);
 }
 
 // ----------------------------------------------------------------------------
@@ -214,6 +254,7 @@ static inline void trace_receive_(TraceOutput_ *output) {
 static inline bool trace_write(Trace *trace, Comm *comm, const char *path, Error *error) {
     if (trace->first == 0) return true;
     trace_close_spans_(trace);
+    trace_settle_(trace);
     trace->recording = false;
     int64_t sums[2] = {trace->count, trace->dropped};
     comm_all_reduce(comm->world, sums, 2, COMM_I64, COMM_SUM);
@@ -259,6 +300,39 @@ static inline const char *trace_summary(const Trace *trace, const char *path, ch
     if (trace->all_dropped > 0) {
         snprintf(text + length, (size_t)(256 - length), "; %lld more were dropped (at most %lld a rank)", (long long)trace->all_dropped,
                  (long long)trace->room_max);
+    }
+    return text;
+}
+
+// Where the time of a step went on this rank: the outermost spans by name, longest first, as "forward 12.3, update 1.2, other 0.4 ms a step".
+// `other`: between them, from the first to the last of a step. After trace_write; "" when nothing was recorded.
+static inline const char *trace_phases(const Trace *trace, char text[512]) {
+    enum { NAMES = 24 };
+    struct {
+        const char *name;
+        double ms;
+    } phase[NAMES + 1];
+    int names = 0;
+    double steps = 0, whole = 0, within = 0;
+    int64_t until = 0, step = -1, begin = 0; // end of the last outermost span; of its step
+    text[0] = '\0';
+    for (int64_t i = 0; i < trace->count; i++) {
+        const TraceSpan *span = &trace->spans[i];
+        if (span->step == step && span->end_ns <= until) continue; // inside another
+        if (span->step != step) steps++, whole += (double)(until - begin) * 1e-6, begin = span->begin_ns, step = span->step;
+        until = span->end_ns;
+        int k = 0;
+        while (k < names && strcmp(phase[k].name, span->name) != 0) k++;
+        if (k == names && names < NAMES) phase[names].name = span->name, phase[names++].ms = 0;
+        if (k < names) phase[k].ms += (double)(until - span->begin_ns) * 1e-6, within += (double)(until - span->begin_ns) * 1e-6;
+    }
+    if (steps == 0) return text;
+    phase[names].name = "other", phase[names++].ms = fmax(0, whole + (double)(until - begin) * 1e-6 - within);
+    for (size_t length = 0; names > 0 && length < 512;) {
+        int most = 0;
+        for (int k = 1; k < names; k++) most = phase[k].ms > phase[most].ms ? k : most;
+        length += (size_t)snprintf(text + length, 512 - length, "%s%s %.2f", length > 0 ? ", " : "", phase[most].name, phase[most].ms / steps);
+        phase[most] = phase[--names];
     }
     return text;
 }

@@ -273,6 +273,52 @@ static void test_caps(Comm *comm) {
     printf("caps: %zu spans, pieces, depth, room\n", wanted);
 }
 
+// A device that passes a mark every 10 us, from 1 s after the trace's begin on, and tells only when it is asked.
+typedef struct {
+    int64_t begin_ns, passed, marks, asked;
+} FakeDevice;
+static int64_t fake_mark(void *context) { return ((FakeDevice *)context)->marks++; }
+static void fake_times(void *context, int64_t *ns, int64_t count) {
+    FakeDevice *fake = context;
+    check(count == fake->marks && count > 0, "times of %lld marks are asked for, %lld were made", (long long)count, (long long)fake->marks);
+    for (int64_t i = 0; i < count; i++) ns[i] = fake->begin_ns + 10000 * fake->passed++;
+    fake->marks = 0, fake->asked++;
+}
+
+static void test_device_clock(Comm *comm) {
+    enum { STEPS = 40, MICROS = 100 }; // 4 * MICROS + 2 marks a step
+    Trace trace;
+    Error error = {0};
+    char text[512];
+    trace_open(&trace, comm, 1, STEPS);
+    FakeDevice fake = {.begin_ns = trace.zero_ns + 1000000000};
+    trace_clock(&trace, (TraceClock){&fake, fake_mark, fake_times});
+    for (int step = 1; step <= STEPS; step++) {
+        trace_step(&trace, step);
+        for (int m = 0; m < MICROS; m++) {
+            trace_begin(&trace, "forward", m, 0);
+            trace_begin(&trace, "inner", m, 0), trace_end(&trace);
+            trace_end(&trace);
+        }
+        trace_begin(&trace, "update", -1, -1), trace_end(&trace);
+    }
+    check(trace_write(&trace, comm, path_("device.json"), &error), "write: %s", error.text);
+    check(fake.asked == 2 && trace.count == STEPS * (2 * MICROS + 1), "times were asked for %lld times: once on the way, once at the end",
+          (long long)fake.asked);
+    int64_t mark = 0, wrong = 0;
+    for (int64_t i = 0; i < trace.count; i++) {
+        const TraceSpan *span = &trace.spans[i];
+        const bool outer = strcmp(span->name, "forward") == 0;
+        wrong += span->begin_ns != 1000000000 + 10000 * mark || span->end_ns != span->begin_ns + (outer ? 30000 : 10000);
+        mark += outer ? 1 : span->microbatch < 0 ? 2 : 3; // behind an inner one comes the end of its outer one
+    }
+    check(wrong == 0, "%lld of %lld spans have the device's times", (long long)(trace.count - wrong), (long long)trace.count);
+    // a step: 100 forwards of 30 us, an update of 10 us, 10 us between two of them
+    check(strcmp(trace_phases(&trace, text), "forward 3.00, other 1.00, update 0.01") == 0, "phases: %s", text);
+    trace_free(&trace);
+    check(trace_phases(&trace, text)[0] == '\0', "phases of nothing: %s", text);
+}
+
 static void test_errors(Comm *comm) {
     Trace trace;
     Error error = {0}, first;
@@ -351,10 +397,11 @@ int main(int argc, char **argv) {
     test_window(comm);
     test_clocks(comm);
     test_caps(comm);
+    test_device_clock(comm);
     test_errors(comm);
     if (comm->rank == 0) {
-        static const char *const files[] = {"window.json", "clocks.json", "caps.json", "again.json"};
-        for (int i = 0; i < 4; i++) unlink(path_(files[i]));
+        static const char *const files[] = {"window.json", "clocks.json", "caps.json", "device.json", "again.json"};
+        for (int i = 0; i < 5; i++) unlink(path_(files[i]));
         check(rmdir(out_) == 0, "nothing else is left in the directory");
     }
     int64_t failures = failed_;

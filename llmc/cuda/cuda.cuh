@@ -37,6 +37,7 @@ struct CudaDevice {
     int64_t launches;               // kernels started
     struct CublasLt *matmul;        // llmc/cuda/matmul.cuh
     struct CudaCopies *copies;      // llmc/cuda/memory.cuh
+    struct CudaMarks *marks;        // llmc/cuda/marks.cuh; nullptr until the first
     struct CudaComm *comm;          // llmc/cuda/comm.cuh
     CommPoll poll;                  // called while the host waits; nullptr: nothing to do meanwhile
     void *poll_argument;

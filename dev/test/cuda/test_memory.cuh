@@ -3,6 +3,7 @@
 #define TEST_CUDA_TEST_MEMORY_CUH
 
 #include "dev/test/cuda/compare.cuh" // Compare
+#include <ctime>                     // clock_gettime
 
 // Bytes of one copy, and of all copies, of a case. The ring of llmc/cuda/memory.cuh has 4 pieces of 4 MiB.
 struct MemoryCase {
@@ -58,6 +59,29 @@ static void memory_order_(Compare *t) {
     compare_release(t);
 }
 
+// Marks pass in the order of ops, before now, and are counted anew after they were told.
+static void memory_marks_(Compare *t) {
+    enum { MARKS = 200 };
+    Device *d = t->device[1];
+    compare_case(t, "marks");
+    const Both x = both_output(t, 1000, DTYPE_F32);
+    int64_t wrong = 0, ns[MARKS];
+    for (int round = 0; round < 2; round++) {
+        struct timespec now;
+        for (int64_t i = 0; i < MARKS; i++) {
+            wrong += d->mark(d) != i;
+            d->zero(d, x[1].data, 4000);
+        }
+        d->mark_times(d, ns, MARKS);
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        for (int i = 1; i < MARKS; i++) wrong += ns[i] < ns[i - 1];
+        wrong += ns[MARKS - 1] > (int64_t)now.tv_sec * 1000000000 + now.tv_nsec || ns[0] <= 0;
+    }
+    d->mark_times(d, ns, 0);
+    compare_record(t, "marks out of order", (double)wrong, 0);
+    compare_release(t);
+}
+
 static void test_memory(Compare *t) {
     for (const MemoryCase &c : memory_cases) {
         compare_case(t, "%s", c.what);
@@ -69,6 +93,7 @@ static void test_memory(Compare *t) {
     d->copy_out(d, nullptr, nullptr, 0);
     compare_record(t, "copy_in, bytes that differ", 0, 0);
     memory_order_(t);
+    memory_marks_(t);
 }
 
 #endif
