@@ -653,6 +653,7 @@ static void step_end(Trainer *t, int64_t step) {
     }
     if (t->comm->size > 1) sum_scalars(t);
     d->step_decide(d, t->state, t->options->clip);
+    d->snapshot_fence(d); // a save may still be reading what the updates write
     for (int u = 0; u < t->model.units; u++) {
         if (zero->range[u].count == 0) continue;
         const ZeroShard shard = zero_shard(zero, u);
@@ -737,7 +738,9 @@ static bool is_first(const Run *run) { return run->comm->rank == 0; } // the ran
 static void end_with(Run *run, const Error *error) __attribute__((noreturn));
 static void end_with(Run *run, const Error *error) {
     Error ignored = {0};
-    if (saving_is_under_way(&run->saving)) (void)checkpoint_save_finish(&run->saving.save, &ignored); // what is begun may still become one
+    Saving *saving = &run->saving;
+    if (run->record.step > 0) saving_step_closed(saving, run->record.step, step_result(&run->trainer, run->record.step).optimizer_steps, 0);
+    if (saving_is_under_way(saving)) (void)saving_finish(saving, run->step, &ignored); // what is begun may still become one
     if (run->comm->size == 1) monitor_close(&run->monitor, &ignored), die_error(error);
     if (is_first(run)) monitor_close(&run->monitor, &ignored), fprintf(stderr, "train_gpt: %s\n", error->text);
     comm_finish(run->comm);
@@ -882,7 +885,7 @@ static void finish_save(Run *run) {
     Saving *saving = &run->saving;
     if (!saving_is_under_way(saving)) return;
     Error error = {0};
-    const int64_t step = saving->save.state.step;
+    const int64_t step = saving->point.step;
     comm_heartbeat(run->comm, run->step, "saving");
     if (!saving_finish(saving, run->step, &error)) end_with(run, &error);
     if (!is_first(run)) return;
@@ -891,6 +894,12 @@ static void finish_save(Run *run) {
     monitor_put_real(event, "cost_ms", saving->cost_ms);
     monitor_put_real(event, "duration_ms", clock_ms() - saving->began_ms);
     require(run, monitor_event_end(&run->monitor, &error), &error);
+}
+
+// Goes on with the save under way where that takes no waiting.
+static void advance_save(Run *run) {
+    Error error = {0};
+    if (!saving_advance(&run->saving, &error)) end_with(run, &error);
 }
 
 // Begins a save of this step, which is written while training goes on. With `wait`, or where there is no room for a copy, this returns when the
@@ -953,6 +962,7 @@ static void open_record(Run *run, const StepBatch *batch, int64_t tokens, double
     run->step++;
     run->tokens += tokens;
     run->started_ms = started_ms;
+    saving_step_opened(&run->saving);
     if (run->setup.options.log_samples) gather_sample_ids(run, batch);
     run->record = (StepRecord){.step = run->step, .tokens = tokens, .samples = run->sample_ids, .sample_count = run->setup.options.global_batch};
 }
@@ -961,7 +971,7 @@ static void open_record(Run *run, const StepBatch *batch, int64_t tokens, double
 static bool wants_result(const Run *run, int64_t step, const char *stop) {
     const Options *o = &run->setup.options;
     return run->trainer.device.on_host || stop != NULL || step == o->steps || o->log_samples || due(o->val_every, step) ||
-           due(o->sample_every, step) || saving_is_under_way(&run->saving) || saving_is_due(&run->saving, step);
+           due(o->sample_every, step) || (saving_is_due(&run->saving, step) && !saving_is_async(&run->saving));
 }
 
 // Waits for the result of the step whose record is open, if one is, and logs it. A step that was skipped is told, and after --bad-steps in a row
@@ -977,7 +987,7 @@ static void close_record(Run *run) {
     record->loss = result.loss_sum, record->grad_norm = result.grad_norm, record->lr = result.lr;
     record->ms = now_ms - fmax(run->started_ms, run->recorded_ms); // a step that was begun early has waited for the one before
     run->recorded_ms = now_ms;
-    saving_time_step(&run->saving, record->ms);
+    saving_step_closed(&run->saving, step, result.optimizer_steps, record->ms);
     require(run, !is_first(run) || monitor_step(&run->monitor, record, &error), &error);
     record->step = 0;
     run->skipped = result.skip ? run->skipped + 1 : 0;
@@ -1089,7 +1099,7 @@ static const char *look(Run *run, int64_t step) {
     if (validates) validate(run);
     if (samples) generate(run);
     const char *stop = validates || samples ? agree_on_stop(run, o->out, NULL) : NULL;
-    if (stop != NULL && o->out != NULL && run->saving.last_step != step) save(run, true);
+    if (stop != NULL && o->out != NULL && run->saving.point.step != step) save(run, true);
     return stop;
 }
 
@@ -1143,6 +1153,7 @@ int main(int argc, char **argv) {
         write_trace(&run, stop != NULL);
 
         const bool last = step == o->steps;
+        advance_save(&run);
         if (run.saving.written || stop != NULL) finish_save(&run);
         if (o->out != NULL && (saving_is_due(&run.saving, step) || (last && o->save_every != 0) || stop != NULL)) save(&run, last || stop != NULL);
         if (stop == NULL && !last) stop = look(&run, step);

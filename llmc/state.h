@@ -104,12 +104,13 @@ static inline CheckpointSlice *state_slices(const Zero *zero, bool own, int *cou
 
 static inline size_t state_slice_bytes_(const CheckpointSlice *slice) { return (size_t)(slice->to - slice->from) * dtype_bytes(slice->dtype); }
 
-// Copies what the slices hold to the snapshot, and points them there.
+// Starts to copy what the slices hold to the snapshot, and points them there. The device's snapshot_wait says when it is complete.
 static inline void state_snapshot(Zero *zero, CheckpointSlice *slices, int count) {
     char *at = zero->snapshot;
+    zero->device->snapshot_begin(zero->device);
     for (int i = 0; i < count; i++) {
         const size_t bytes = state_slice_bytes_(&slices[i]);
-        zero->device->copy_out(zero->device, at, slices[i].data, bytes);
+        zero->device->snapshot_copy(zero->device, at, slices[i].data, bytes);
         slices[i].data = at;
         at += bytes;
         comm_progress(zero->comm);
