@@ -31,12 +31,15 @@ static int64_t cuda_kernel_launches(Device *device) { return cuda_of(device)->la
 static void cuda_close(Device *device) {
     CudaDevice *c = cuda_of(device);
     cuda_wait(c, c->compute);
+    cuda_wait(c, c->snapshot);
     cuda_comm_close(c);
     cublaslt_close(c->matmul);
     cuda_copies_close(c->copies);
     cuda_marks_close(c->marks);
     if (c->scratch != nullptr) cuda_check(cudaFree(c->scratch), "cudaFree");
     for (cudaEvent_t event : c->read) cuda_check(cudaEventDestroy(event), "cudaEventDestroy");
+    cuda_check(cudaEventDestroy(c->snapshot_order), "cudaEventDestroy");
+    cuda_check(cudaStreamDestroy(c->snapshot), "cudaStreamDestroy");
     cuda_check(cudaStreamDestroy(c->compute), "cudaStreamDestroy");
     delete c;
     device->state = nullptr;
@@ -52,6 +55,8 @@ static CudaDevice *cuda_open(int ordinal, char *model, size_t model_bytes) {
     c->sm_count = properties.multiProcessorCount;
     cuda_check(cudaStreamCreateWithFlags(&c->compute, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
     for (cudaEvent_t &event : c->read) cuda_check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
+    cuda_check(cudaStreamCreateWithFlags(&c->snapshot, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+    cuda_check(cudaEventCreateWithFlags(&c->snapshot_order, cudaEventDisableTiming), "cudaEventCreateWithFlags");
     c->copies = cuda_copies_open();
     c->matmul = cublaslt_open(c);
     return c;
@@ -75,6 +80,10 @@ static void cuda_fill_memory(Device *device) {
     device->copy_out_finish = cuda_copy_out_finish;
     device->mark = cuda_mark;
     device->mark_times = cuda_mark_times;
+    device->snapshot_begin = cuda_snapshot_begin;
+    device->snapshot_copy = cuda_snapshot_copy;
+    device->snapshot_fence = cuda_snapshot_fence;
+    device->snapshot_wait = cuda_snapshot_wait;
 }
 
 static void cuda_fill_ops(Device *device) {

@@ -201,6 +201,13 @@ static inline bool checkpoint_prepare_(CheckpointPlan_ *plan, const int64_t *cou
 // ----------------------------------------------------------------------------
 // A save: begun by all ranks, written by a thread of each, finished by all ranks
 
+// How the slices' data comes where the thread cannot read it: the caller's thread copies it, a piece at a time, when it waits for the thread.
+typedef struct {
+    void (*copy)(void *context, void *to, const void *from, size_t bytes); // NULL: the data is host memory
+    void *context;
+    void *piece; // (FILES_CHUNK_BYTES) host memory
+} CheckpointFetch;
+
 typedef struct {
     Comm *comm;                // NULL: no save is under way
     char *out, *temporary;     // temporary: OUT/step_N.tmp
@@ -211,6 +218,10 @@ typedef struct {
     CheckpointPlan_ plan;  // on rank 0
     CheckpointSlice *mine; // (count)
     int count;
+    CheckpointFetch fetch;
+    const void *wanted; // by the thread: so many bytes
+    size_t wanted_bytes;
+    atomic_bool wants; // the thread waits for them
     pthread_t thread;
     bool joinable;
     atomic_llong progress; // of the thread: chunks written, syncs done
@@ -220,26 +231,46 @@ typedef struct {
     Error error;
 } CheckpointSave;
 
+// The thread: bytes of a slice, where it can read them.
+static inline const void *checkpoint_fetch_(CheckpointSave *save, const void *data, size_t bytes) {
+    const struct timespec nap = {.tv_nsec = 20000};
+    if (save->fetch.copy == NULL) return data;
+    save->wanted = data, save->wanted_bytes = bytes;
+    atomic_store(&save->wants, true);
+    while (atomic_load(&save->wants)) nanosleep(&nap, NULL);
+    return save->fetch.piece;
+}
+
+// The caller's thread: copies what the other waits for. False: it waits for nothing.
+static inline bool checkpoint_serve_(CheckpointSave *save) {
+    if (!atomic_load(&save->wants)) return false;
+    save->fetch.copy(save->fetch.context, save->fetch.piece, save->wanted, save->wanted_bytes);
+    atomic_store(&save->wants, false);
+    return true;
+}
+
 // A slice's data; a sync where much is not on the disk yet.
-static inline bool checkpoint_write_slice_(SafetensorsWriter *writer, const CheckpointSlice *s, int64_t *unsynced, atomic_llong *progress,
+static inline bool checkpoint_write_slice_(CheckpointSave *save, SafetensorsWriter *writer, const CheckpointSlice *s, int64_t *unsynced,
                                            Error *error) {
     const int64_t bytes = (s->to - s->from) * (int64_t)dtype_bytes(s->dtype);
     for (int64_t at = 0; at < bytes; at += FILES_CHUNK_BYTES) {
         const int64_t span = min_i64(FILES_CHUNK_BYTES, bytes - at);
-        if (!safetensors_write(writer, (const char *)s->data + at, (size_t)span, error)) return false;
-        atomic_fetch_add(progress, 1);
+        const void *data = checkpoint_fetch_(save, (const char *)s->data + at, (size_t)span);
+        if (!safetensors_write(writer, data, (size_t)span, error)) return false;
+        atomic_fetch_add(&save->progress, 1);
         *unsynced += span;
         if (*unsynced < CHECKPOINT_SYNC_BYTES) continue;
         if (!file_sync(writer->file.fd, writer->file.path, error)) return false;
-        atomic_fetch_add(progress, 1);
+        atomic_fetch_add(&save->progress, 1);
         *unsynced = 0;
     }
     return true;
 }
 
 // This rank's file, synced: whole tensors keep their shape, parts are rows of elements.
-static inline bool checkpoint_write_(const char *path, const CheckpointSlice *slices, int count, atomic_llong *progress, ManifestFile *file,
-                                     Error *error) {
+static inline bool checkpoint_write_(CheckpointSave *save, const char *path, Error *error) {
+    const CheckpointSlice *slices = save->mine;
+    const int count = save->count;
     SafetensorsEntry *entries = base_new((size_t)count, sizeof *entries);
     int entry_count = 0;
     for (int i = 0; i < count; i++) {
@@ -254,8 +285,8 @@ static inline bool checkpoint_write_(const char *path, const CheckpointSlice *sl
     free(entries);
     if (!good) return false;
     int64_t unsynced = 0;
-    for (int i = 0; good && i < count; i++) good = checkpoint_write_slice_(&writer, &slices[i], &unsynced, progress, error);
-    if (good) return safetensors_write_end(&writer, &file->bytes, file->xxh3, error);
+    for (int i = 0; good && i < count; i++) good = checkpoint_write_slice_(save, &writer, &slices[i], &unsynced, error);
+    if (good) return safetensors_write_end(&writer, &save->file.bytes, save->file.xxh3, error);
     safetensors_write_abandon(&writer);
     return false;
 }
@@ -266,7 +297,7 @@ static inline void *checkpoint_thread_(void *argument) {
     char name[CHECKPOINT_NAME_CHARS];
     checkpoint_file_name_(save->comm->rank, name);
     char *path = path_join(save->temporary, name);
-    save->good = checkpoint_write_(path, save->mine, save->count, &save->progress, &save->file, &save->error);
+    save->good = checkpoint_write_(save, path, &save->error);
     free(path);
     atomic_store(&save->written, true);
     return NULL;
@@ -341,8 +372,9 @@ static inline void checkpoint_save_free_(CheckpointSave *save) {
 }
 
 // Begins a save of OUT/step_N from the ranks' slices, which together tile every tensor (at most one of a tensor on a rank): a thread writes
-// this rank's file while the caller goes on. The slices' data and the paths of the state stay as they are, and `save`, all zero before, stays
-// where it is, until checkpoint_save_finish. OUT exists and is locked by the caller. After an error nothing is under way.
+// this rank's file while the caller goes on. The slices' data and the paths of the state stay as they are, and `save`, all zero before but for
+// `fetch`, stays where it is, until checkpoint_save_finish, which brings the data to the thread where `fetch` says how. OUT exists and is locked by
+// the caller. After an error nothing is under way.
 static inline bool checkpoint_save_begin(CheckpointSave *save, Comm *comm, const char *out, const CheckpointState *state,
                                          const CheckpointSlice *slices, int count, int64_t keep, Error *error) {
     char name[48];
@@ -385,15 +417,16 @@ static inline bool checkpoint_save_begin(CheckpointSave *save, Comm *comm, const
 // Is this rank's file written, or has writing failed? When that is so on all ranks, finishing takes no time.
 static inline bool checkpoint_save_written(const CheckpointSave *save) { return atomic_load(&save->written); }
 
-// Waits until all ranks' files are written. A rank shows signs of life as long as its file grows: a disk that hangs is seen by a watchdog.
+// Waits until all ranks' files are written, bringing the thread what it asks for. A rank shows signs of life as long as its file grows: a disk that
+// hangs is seen by a watchdog.
 static inline void checkpoint_save_wait_(CheckpointSave *save) {
     CheckpointPulse_ pulse = {.comm = save->comm, .began_ms = clock_ms()};
     for (long long seen = -1; !atomic_load(&save->written);) {
         const long long now = atomic_load(&save->progress);
-        const struct timespec nap = {.tv_nsec = 200000};
+        const struct timespec nap = {.tv_nsec = save->fetch.copy != NULL ? 20000 : 200000};
         if (now != seen) checkpoint_pulse_(&pulse);
         seen = now;
-        nanosleep(&nap, NULL); // an interrupted one is as good
+        if (!checkpoint_serve_(save)) nanosleep(&nap, NULL); // an interrupted one is as good
     }
     if (save->joinable) pthread_join(save->thread, NULL);
     checkpoint_pulse_end_(&pulse);

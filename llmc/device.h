@@ -97,6 +97,14 @@ struct Device {
     // all of them, tells when each was passed, in ns of CLOCK_MONOTONIC, and begins to count anew
     int64_t (*mark)(Device *device);
     void (*mark_times)(Device *device, int64_t *ns, int64_t count);
+    // A copy that is made while ops go on, for a save. What snapshot_copy puts into host_alloc's memory is what device memory held, in the order of
+    // ops, when snapshot_begin was called: before the first op that may change what is copied, snapshot_fence lets the ops that follow (not the
+    // host) wait for the copies. They are there once snapshot_wait has returned, which waits for nothing after any op behind the fence is known to
+    // be done
+    void (*snapshot_begin)(Device *device);
+    void (*snapshot_copy)(Device *device, void *to, const void *from_device, size_t bytes);
+    void (*snapshot_fence)(Device *device); // without copies that it has not fenced yet: nothing
+    void (*snapshot_wait)(Device *device);
     // Rate of a large matrix product in this dtype, FLOP/s, measured now (some ten milliseconds)
     double (*matmul_rate)(Device *device, Dtype dtype);
     // What MFU is a share of, FLOP/s: the maker's figure for dense matrix products in this dtype; on the CPU matmul_rate. 0: unknown

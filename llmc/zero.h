@@ -31,8 +31,8 @@ typedef struct {
     bool overlap;
     bool reduce_bf16; // gradients travel in bf16
     double bucket_bytes;
-    bool snapshot; // room in host memory for a copy of what this rank saves: for a checkpoint that is written while training goes on, and for all
-                   // of a device whose memory the host cannot read
+    bool snapshot; // room in host memory for a copy of what this rank saves: for a checkpoint that is written while training goes on
+    bool piece;    // room for a piece of it: for one that training waits for, on a device whose memory the host cannot read
 } ZeroConfig;
 
 static inline ZeroConfig zero_config(const Options *o) {
@@ -40,7 +40,8 @@ static inline ZeroConfig zero_config(const Options *o) {
                         .overlap = o->overlap,
                         .reduce_bf16 = o->grad_reduce == GRAD_REDUCE_BF16,
                         .bucket_bytes = o->bucket_mb * 1e6,
-                        .snapshot = o->out != NULL && o->steps > 0 && (o->device != DEVICE_CPU || (o->save_every != 0 && o->async_save))};
+                        .snapshot = o->out != NULL && o->steps > 0 && o->save_every != 0 && o->async_save,
+                        .piece = o->out != NULL && o->steps > 0 && o->device != DEVICE_CPU};
 }
 
 // A place for one unit's gathered parameters or new gradients.
@@ -60,10 +61,11 @@ typedef struct {
 typedef struct {
     size_t param_bytes, master_bytes, grad_bytes, optim_bytes; // optim: both moments
     size_t buffer_bytes;                                       // slots and messages
-    size_t snapshot_bytes;                                     // host memory
+    size_t snapshot_bytes;                                     // host memory of saves: the copy, the piece
 } ZeroBytes;
 
 enum { ZERO_BLOCK_SLOTS = 2, ZERO_WIRES = 2 };
+enum { ZERO_PIECE_BYTES = 8 << 20 }; // of a save's data on its way
 
 typedef struct {
     const Model *model;
@@ -92,7 +94,8 @@ typedef struct {
     CommHandle *gathers;      // (units) of parameters
     bool *has_gradient_shard; // (units) stages 2 and 3: something was added in this step
     void *exchange_slots;     // where slots and wires lie
-    void *snapshot;           // (bytes.snapshot_bytes) host memory; NULL: none
+    void *snapshot;           // host memory for all that this rank saves; NULL: none
+    void *piece;              // (ZERO_PIECE_BYTES) host memory; NULL: none
     ZeroBytes bytes;          // allocated
 } Zero;
 
@@ -208,7 +211,7 @@ static inline ZeroBytes zero_bytes(const Model *model, const Layout *layout, con
             layout->zero >= 2 ? slot * 2 : ZERO_WIRES * 2 * (size_t)zero_wire_elements_(model, layout, range, config->bucket_bytes);
     }
     const size_t saved = config->snapshot ? (size_t)zero_saved_elements_(model, layout, range) : 0;
-    bytes.snapshot_bytes = saved * (param_bytes + (bytes.master_bytes > 0 ? 4 : 0) + 8);
+    bytes.snapshot_bytes = saved * (param_bytes + (bytes.master_bytes > 0 ? 4 : 0) + 8) + (config->piece ? ZERO_PIECE_BYTES : 0);
     free(range);
     return bytes;
 }
@@ -249,6 +252,12 @@ static inline ZeroShard zero_shard(const Zero *zero, int unit) {
                        .segment_count = zero->segment_first[unit + 1] - first,
                        .counted = zero->counted + counted,
                        .counted_count = zero->counted_first[unit + 1] - counted};
+}
+
+// Where the exact fp32 values of this rank's shard of a unit live: the parameters themselves, or their master copy.
+static inline Buffer zero_exact(const Zero *zero, int unit) {
+    const ZeroShard shard = zero_shard(zero, unit);
+    return shard.param.dtype == DTYPE_F32 ? shard.param : shard.master;
 }
 
 // Elements [from, to) of a tensor's part that this rank's shard holds, and where the first of them is in the shard; empty when from == to.
@@ -339,7 +348,9 @@ static inline void zero_create_buffers_(Zero *zero) {
     zero->adam_m = zero_alloc_(zero, sizes.optim_bytes / 2, DTYPE_F32, &zero->bytes.optim_bytes);
     zero->adam_v = zero_alloc_(zero, sizes.optim_bytes / 2, DTYPE_F32, &zero->bytes.optim_bytes);
     zero->bytes.snapshot_bytes = sizes.snapshot_bytes;
-    if (sizes.snapshot_bytes > 0) zero->snapshot = base_alloc(sizes.snapshot_bytes);
+    const size_t piece_bytes = zero->config.piece ? ZERO_PIECE_BYTES : 0, copy_bytes = sizes.snapshot_bytes - piece_bytes;
+    if (copy_bytes > 0) zero->snapshot = zero->device->host_alloc(zero->device, copy_bytes);
+    if (piece_bytes > 0) zero->piece = zero->device->host_alloc(zero->device, piece_bytes);
     char *at = zero->exchange_slots = zero_alloc_exchange_(zero, sizes.buffer_bytes, &zero->bytes.buffer_bytes);
     (void)zero_slot_elements_(zero->model, zero->range, zero->config.overlap, &zero->block_slots);
     char *grads = zero_cut_slots_(zero, zero->param_slots, layout->zero == 3 ? at : NULL, zero->config.dtype);
@@ -399,7 +410,8 @@ static inline void zero_free(Zero *zero) {
     comm_release(zero->comm, zero->exchange_slots);
     device->release(device, zero->segments);
     device->release(device, zero->counted);
-    free(zero->snapshot);
+    if (zero->snapshot != NULL) device->host_release(device, zero->snapshot);
+    if (zero->piece != NULL) device->host_release(device, zero->piece);
     free(zero->segment_first);
     free(zero->counted_first);
     free(zero->offset);

@@ -52,4 +52,14 @@ static inline void cpu_copy_out_start(Device *device, int slot, void *to, const 
 
 static inline void cpu_copy_out_finish(Device *device, int slot) { (void)device, (void)slot; }
 
+static inline void cpu_snapshot_begin(Device *device) { (void)device; }
+
+static inline void cpu_snapshot_copy(Device *device, void *to, const void *from_device, size_t bytes) {
+    cpu_copy_out(device, to, from_device, bytes);
+}
+
+static inline void cpu_snapshot_fence(Device *device) { (void)device; }
+
+static inline void cpu_snapshot_wait(Device *device) { (void)device; }
+
 #endif

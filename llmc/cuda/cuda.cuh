@@ -34,6 +34,9 @@ struct CudaDevice {
     void *scratch;                  // of one op at a time, on the compute stream
     size_t scratch_bytes;           // grows to the most that any op has asked for
     cudaEvent_t read[DEVICE_SLOTS]; // of copies to the host
+    cudaStream_t snapshot;          // copies for a save
+    cudaEvent_t snapshot_order;     // between the two streams: the last op before the copies, then the last copy
+    bool snapshot_open;             // copies were enqueued that the compute stream does not wait for yet
     int64_t launches;               // kernels started
     struct CublasLt *matmul;        // llmc/cuda/matmul.cuh
     struct CudaCopies *copies;      // llmc/cuda/memory.cuh

@@ -1,7 +1,8 @@
 // memory.cuh: memory of the CUDA device and copies to and from the host. Copies are ordered with the ops of the compute stream.
 //
 // Copies to the device go through a ring of pinned pieces: the host's bytes are copied there at once, so that the caller may change them, and the
-// device fetches them when the compute stream gets there. The host waits only when the whole ring is still to be fetched. Copies to the host wait.
+// device fetches them when the compute stream gets there. The host waits only when the whole ring is still to be fetched. Copies to the host wait,
+// but for those into pinned memory that are asked for early (copy_out_start, snapshot_copy).
 #ifndef LLMC_CUDA_MEMORY_CUH
 #define LLMC_CUDA_MEMORY_CUH
 
@@ -13,6 +14,14 @@
     (void)cudaGetLastError();
     (void)cudaMemGetInfo(&left, &all);
     fprintf(stderr, "train_gpt: out of device memory: wanted %zu bytes, %zu of %zu are free\n", bytes, left, all);
+    fflush(stderr);
+    _Exit(2); // CODE_USAGE
+}
+
+[[noreturn]] static void cuda_out_of_host_memory(size_t bytes) {
+    fprintf(stderr,
+            "train_gpt: out of host memory for the device's copies: wanted %zu bytes that are never paged out (--async-save off takes less)\n",
+            bytes);
     fflush(stderr);
     _Exit(2); // CODE_USAGE
 }
@@ -103,7 +112,7 @@ static void cuda_zero(Device *device, void *pointer, size_t bytes) {
 
 static void *cuda_host_alloc(Device *, size_t bytes) {
     void *pointer = nullptr;
-    cuda_check(cudaMallocHost(&pointer, bytes == 0 ? 1 : bytes), "cudaMallocHost");
+    if (cudaMallocHost(&pointer, bytes == 0 ? 1 : bytes) != cudaSuccess) cuda_out_of_host_memory(bytes);
     memset(pointer, 0, bytes);
     return pointer;
 }
@@ -117,6 +126,30 @@ static void cuda_copy_out_start(Device *device, int slot, void *to, const void *
 }
 
 static void cuda_copy_out_finish(Device *device, int slot) { cuda_wait_event(cuda_of(device), cuda_of(device)->read[slot]); }
+
+// ----------------------------------------------------------------------------
+// Copies for a save, on a stream of their own: the compute stream goes on until the fence.
+
+static void cuda_snapshot_begin(Device *device) {
+    CudaDevice *c = cuda_of(device);
+    cuda_check(cudaEventRecord(c->snapshot_order, c->compute), "cudaEventRecord");
+    cuda_check(cudaStreamWaitEvent(c->snapshot, c->snapshot_order, 0), "cudaStreamWaitEvent");
+    c->snapshot_open = true;
+}
+
+static void cuda_snapshot_copy(Device *device, void *to, const void *from_device, size_t bytes) {
+    if (bytes > 0) cuda_check(cudaMemcpyAsync(to, from_device, bytes, cudaMemcpyDeviceToHost, cuda_of(device)->snapshot), "cudaMemcpyAsync");
+}
+
+static void cuda_snapshot_fence(Device *device) {
+    CudaDevice *c = cuda_of(device);
+    if (!c->snapshot_open) return;
+    cuda_check(cudaEventRecord(c->snapshot_order, c->snapshot), "cudaEventRecord");
+    cuda_check(cudaStreamWaitEvent(c->compute, c->snapshot_order, 0), "cudaStreamWaitEvent");
+    c->snapshot_open = false;
+}
+
+static void cuda_snapshot_wait(Device *device) { cuda_wait(cuda_of(device), cuda_of(device)->snapshot); }
 
 static void cuda_synchronize(Device *device) { cuda_wait(cuda_of(device), cuda_of(device)->compute); }
 
