@@ -60,7 +60,7 @@ typedef struct {
     uint64_t init_hash;
 } Trainer;
 
-static const Buffer ABSENT = {NULL, DTYPE_F32};
+static const Buffer ABSENT = {0};
 
 // ----------------------------------------------------------------------------
 // Creation
@@ -506,7 +506,7 @@ static void block_backward(Trainer *t, int64_t l, int64_t next, BlockActs *a, Bl
     Device *d = &t->device;
     Activations *x = &t->acts;
     const Buffer own_dnorm = own_part(t, x->dnorm, N);
-    Buffer w[TENSOR_KINDS] = {{NULL, DTYPE_F32}}, g[TENSOR_KINDS] = {{NULL, DTYPE_F32}};
+    Buffer w[TENSOR_KINDS] = {{0}}, g[TENSOR_KINDS] = {{0}};
     if (input) block_weights(t, l, next, w);
     if (weight) zero_gradients(&t->zero, (int)l + 1, g);
     for (int i = 0; i < 6 && !weight; i++) g[norm_kinds[i]] = w[norm_kinds[i]].data != NULL ? s->norms[i] : ABSENT;

@@ -65,7 +65,7 @@ static Buffer bench_random(Bench *b, int64_t n, Dtype dtype, float scale) {
     constexpr int64_t BLOCK = 1 << 16;
     const int64_t block = n < BLOCK ? n : BLOCK;
     const size_t bytes = (size_t)n * dtype_bytes(dtype);
-    const Buffer buffer = {bench_alloc(b, bytes), dtype};
+    const Buffer buffer = buffer_of(bench_alloc(b, bytes), dtype);
     std::vector<float> wide((size_t)block);
     std::vector<uint16_t> narrow((size_t)block);
     for (int64_t i = 0; i < block; i++) {
@@ -84,7 +84,7 @@ static Buffer bench_random(Bench *b, int64_t n, Dtype dtype, float scale) {
 template <class Value> static Buffer bench_ints(Bench *b, int64_t n, Value value) {
     std::vector<int32_t> host((size_t)n);
     for (int64_t i = 0; i < n; i++) host[(size_t)i] = (int32_t)value(i);
-    const Buffer buffer = {bench_alloc(b, (size_t)n * 4), DTYPE_I32};
+    const Buffer buffer = buffer_of(bench_alloc(b, (size_t)n * 4), DTYPE_I32);
     b->device.copy_in(&b->device, buffer.data, host.data(), (size_t)n * 4);
     return buffer;
 }
@@ -387,8 +387,8 @@ static void bench_optimizer(Bench *b) {
         const StepState host = {1, 1, 1, 1e-4, 1, 1, 0};
         StepState *state = (StepState *)bench_alloc(b, sizeof *state);
         d->copy_in(d, state, &host, sizeof host);
-        const Buffer param = bench_random(b, n, DTYPE_BF16, 1), master = wide(), m = wide(), v = {bench_alloc(b, (size_t)n * 4), DTYPE_F32},
-                     grad = wide();
+        const Buffer param = bench_random(b, n, DTYPE_BF16, 1), master = wide(), m = wide(),
+                     v = buffer_of(bench_alloc(b, (size_t)n * 4), DTYPE_F32), grad = wide();
         const AdamW config = {0.9, 0.95, 1e-8, 0.1};
         bench_row(b, "adamw", shape, BENCH_BYTES, 30.0 * (double)n, [&] { d->adamw(d, state, param, master, m, v, grad, segments, 2, config); });
         bench_release(b);

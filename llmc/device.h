@@ -16,7 +16,17 @@
 typedef struct {
     void *data; // device memory
     Dtype dtype;
+    int64_t row; // elements from a row to the next; 0: rows lie side by side. Honoured only where an op's comment says "rows may be apart": what
+                 // lies between them is never read as a value and never changed
 } Buffer;
+
+static inline Buffer buffer_of(void *data, Dtype dtype) {
+    const Buffer buffer = {data, dtype, 0};
+    return buffer;
+}
+
+// Elements from a row of `columns` to the next.
+static inline int64_t buffer_row(Buffer buffer, int64_t columns) { return buffer.row > 0 ? buffer.row : columns; }
 
 static inline Buffer buffer_at(Buffer buffer, int64_t elements) {
     if (buffer.data != NULL) buffer.data = (char *)buffer.data + elements * (int64_t)dtype_bytes(buffer.dtype);
@@ -129,11 +139,12 @@ struct Device {
     void (*dropout_backward)(Device *device, Buffer out, Buffer in, const Dropout *dropout, int64_t N, int64_t C);
 
     // --- linear: out (N, OC) = in (N, IC) x weight (OC, IC)^T + bias (OC, optional).
-    // gelu_out (N, OC), optional: = gelu(out), tanh form (Hendrycks & Gimpel 2016). out may be F32 when in is BF16.
+    // gelu_out (N, OC), optional: = gelu(out), tanh form (Hendrycks & Gimpel 2016). out may be F32 when in is BF16; its rows may be apart, without
+    // gelu_out.
     void (*linear_forward)(Device *device, Buffer out, Buffer gelu_out, Buffer in, Buffer weight, Buffer bias, int64_t N, int64_t IC, int64_t OC);
-    // din (N, IC) = dout (N, OC) x weight; with gelu_in (N, IC), optional: = that * gelu'(gelu_in)
+    // din (N, IC) = dout (N, OC; rows may be apart) x weight; with gelu_in (N, IC), optional: = that * gelu'(gelu_in)
     void (*linear_backward_input)(Device *device, Buffer din, Buffer dout, Buffer weight, Buffer gelu_in, int64_t N, int64_t IC, int64_t OC);
-    // dweight (OC, IC) F32 = or += dout^T x in; dbias (OC) F32, optional: = or += column sums of dout
+    // dweight (OC, IC) F32 = or += dout^T x in; dbias (OC) F32, optional: = or += column sums of dout (N, OC; rows may be apart)
     void (*linear_backward_weight)(Device *device, Buffer dweight, Buffer dbias, bool accumulate, Buffer dout, Buffer in, int64_t N, int64_t IC,
                                    int64_t OC);
 
@@ -160,7 +171,8 @@ struct Device {
                                AttentionShape shape);
 
     // --- classifier on a chunk of tokens: losses (N) F32 = -log softmax(logits)[target], 0 where target < 0.
-    // dlogits (N, V), optional: = (softmax - onehot) * dloss, 0 where target < 0; may be logits itself when the dtypes agree.
+    // dlogits (N, V), optional: = (softmax - onehot) * dloss, 0 where target < 0; may be logits itself when the dtypes agree. Rows of logits and of
+    // dlogits may be apart, here and in the two parts below.
     void (*cross_entropy)(Device *device, Buffer losses, Buffer dlogits, Buffer logits, Buffer targets, double dloss, int64_t N, int64_t V);
 
     // The same with the vocabulary divided over R ranks (Shoeybi et al. 2019, section 3), in two parts. Here logits (N, V) are those from

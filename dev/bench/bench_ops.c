@@ -53,7 +53,7 @@ static double report(Timer *timer, const char *what, double bytes, double ceilin
         report(&timer, what, bytes, ceiling);                                                                                                      \
     } while (0)
 
-static Buffer f32(int64_t n) { return (Buffer){cpu_alloc(NULL, (size_t)n * 4), DTYPE_F32}; }
+static Buffer f32(int64_t n) { return buffer_of(cpu_alloc(NULL, (size_t)n * 4), DTYPE_F32); }
 
 static Buffer random_f32(int64_t n, float scale) {
     Buffer buffer = f32(n);
@@ -64,19 +64,19 @@ static Buffer random_f32(int64_t n, float scale) {
 }
 
 static Buffer bf16_of(Buffer from, int64_t n) {
-    Buffer buffer = {cpu_alloc(NULL, (size_t)n * 2), DTYPE_BF16};
+    Buffer buffer = buffer_of(cpu_alloc(NULL, (size_t)n * 2), DTYPE_BF16);
     cpu_cast(NULL, buffer, from, n);
     return buffer;
 }
 
 static Buffer random_ids(int64_t n, int64_t limit) {
-    Buffer buffer = {cpu_alloc(NULL, (size_t)n * 4), DTYPE_I32};
+    Buffer buffer = buffer_of(cpu_alloc(NULL, (size_t)n * 4), DTYPE_I32);
     for (int64_t i = 0; i < n; i++) ((int32_t *)buffer.data)[i] = (int32_t)(rng_mix((uint64_t)i + 77) % (uint64_t)limit);
     return buffer;
 }
 
 static Buffer counting(int64_t n) {
-    Buffer buffer = {cpu_alloc(NULL, (size_t)n * 4), DTYPE_I32};
+    Buffer buffer = buffer_of(cpu_alloc(NULL, (size_t)n * 4), DTYPE_I32);
     for (int64_t i = 0; i < n; i++) ((int32_t *)buffer.data)[i] = (int32_t)i;
     return buffer;
 }

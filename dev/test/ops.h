@@ -9,7 +9,7 @@
 #include "llmc/precision.h" // bf16_from_f32
 #include <omp.h>            // omp_set_num_threads
 
-static Buffer ops_new(int64_t n, Dtype dtype) { return (Buffer){base_new((size_t)n, dtype_bytes(dtype)), dtype}; }
+static Buffer ops_new(int64_t n, Dtype dtype) { return buffer_of(base_new((size_t)n, dtype_bytes(dtype)), dtype); }
 
 static double ops_at(Buffer b, int64_t i) {
     return b.dtype == DTYPE_F32 ? (double)((float *)b.data)[i] : (double)bf16_to_f32(((uint16_t *)b.data)[i]);

@@ -34,7 +34,7 @@ static void set(Buffer buffer, int64_t i, float value) {
 
 // n random elements in [-1, 1), then the guard
 static Buffer buffer_random(int64_t n, Dtype dtype, uint64_t key) {
-    Buffer buffer = {base_new((size_t)(n + GUARD), dtype_bytes(dtype)), dtype};
+    Buffer buffer = buffer_of(base_new((size_t)(n + GUARD), dtype_bytes(dtype)), dtype);
     for (int64_t i = 0; i < n; i++) set(buffer, i, (float)test_uniform(key, (uint64_t)i));
     for (int64_t i = n; i < n + GUARD; i++) set(buffer, i, guard_value);
     return buffer;

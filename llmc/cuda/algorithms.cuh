@@ -22,12 +22,13 @@
 // What decides the algorithm of a product (cublaslt.cuh). Only 8-byte integers: compared as bytes.
 struct ProductKey {
     int64_t form, in, out; // ProductForm; Dtype of left and right, of out
-    int64_t M, N, K, left_ld;
+    int64_t M, N, K;
+    int64_t left_row, out_row; // elements from row to row
     int64_t accumulate, epilogue;
     int64_t align[5]; // bytes: of right, left, out, bias, aux: 256, 16 or less, 0 = absent
 };
 
-// Whether a product that does more, or needs a kernel before it, beats the plain way.
+// Whether a product that does more beats the plain way.
 enum Verdict { VERDICT_NONE, VERDICT_YES, VERDICT_NO };
 
 struct AlgorithmEntry {
@@ -57,10 +58,10 @@ static int algorithms_format_(char *line, const AlgorithmEntry *e) {
     const uint64_t *a = e->algorithm;
     return snprintf(line, ALGORITHMS_LINE,
                     "%" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64
-                    " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %.6g %" PRIx64 " %" PRIx64 " %" PRIx64 " %" PRIx64 " %" PRIx64
-                    " %" PRIx64 " %" PRIx64 " %" PRIx64 "\n",
-                    k->form, k->in, k->out, k->M, k->N, k->K, k->left_ld, k->accumulate, k->epilogue, k->align[0], k->align[1], k->align[2],
-                    k->align[3], k->align[4], e->verdict, (double)e->ms, a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]);
+                    " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %.6g %" PRIx64 " %" PRIx64 " %" PRIx64 " %" PRIx64
+                    " %" PRIx64 " %" PRIx64 " %" PRIx64 " %" PRIx64 "\n",
+                    k->form, k->in, k->out, k->M, k->N, k->K, k->left_row, k->out_row, k->accumulate, k->epilogue, k->align[0], k->align[1],
+                    k->align[2], k->align[3], k->align[4], e->verdict, (double)e->ms, a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]);
 }
 
 // A line without its newline.
@@ -71,11 +72,11 @@ static bool algorithms_parse_(const char *line, AlgorithmEntry *e) {
     const int fields =
         sscanf(line,
                "%" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNd64
-               " %" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNd64 " %f %" SCNx64 " %" SCNx64 " %" SCNx64 " %" SCNx64 " %" SCNx64 " %" SCNx64
-               " %" SCNx64 " %" SCNx64 "%n",
-               &k->form, &k->in, &k->out, &k->M, &k->N, &k->K, &k->left_ld, &k->accumulate, &k->epilogue, &k->align[0], &k->align[1], &k->align[2],
-               &k->align[3], &k->align[4], &e->verdict, &e->ms, &a[0], &a[1], &a[2], &a[3], &a[4], &a[5], &a[6], &a[7], &end);
-    return fields == 24 && end >= 0 && line[end] == 0 && e->verdict >= VERDICT_NONE && e->verdict <= VERDICT_NO && std::isfinite(e->ms) &&
+               " %" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNd64 " %f %" SCNx64 " %" SCNx64 " %" SCNx64 " %" SCNx64 " %" SCNx64
+               " %" SCNx64 " %" SCNx64 " %" SCNx64 "%n",
+               &k->form, &k->in, &k->out, &k->M, &k->N, &k->K, &k->left_row, &k->out_row, &k->accumulate, &k->epilogue, &k->align[0], &k->align[1],
+               &k->align[2], &k->align[3], &k->align[4], &e->verdict, &e->ms, &a[0], &a[1], &a[2], &a[3], &a[4], &a[5], &a[6], &a[7], &end);
+    return fields == 25 && end >= 0 && line[end] == 0 && e->verdict >= VERDICT_NONE && e->verdict <= VERDICT_NO && std::isfinite(e->ms) &&
            e->ms >= 0;
 }
 
@@ -138,7 +139,7 @@ static void algorithms_open(AlgorithmFile *file, const char *path, const char *d
     *file = AlgorithmFile();
     if (path == nullptr || *path == 0) return;
     file->path = path;
-    snprintf(file->header, sizeof file->header, "train_gpt algorithms 1, cuBLASLt %zu, %s\n", library_version, device_name);
+    snprintf(file->header, sizeof file->header, "train_gpt algorithms 2, cuBLASLt %zu, %s\n", library_version, device_name);
     size_t bytes;
     const char *what = "";
     char room[128];

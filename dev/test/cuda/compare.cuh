@@ -52,7 +52,7 @@ __attribute__((format(printf, 2, 3))) static inline void compare_case(Compare *t
 static inline Buffer compare_buffer_(Compare *t, int which, const void *host, int64_t n, Dtype dtype) {
     Device *device = t->device[which];
     const size_t bytes = (size_t)n * dtype_bytes(dtype);
-    Buffer buffer = {device->alloc(device, bytes), dtype};
+    Buffer buffer = buffer_of(device->alloc(device, bytes), dtype);
     device->copy_in(device, buffer.data, host, bytes);
     t->owned[which].push_back(buffer);
     return buffer;
@@ -90,7 +90,7 @@ static inline Both both_random(Compare *t, int64_t n, Dtype dtype, double centre
 // An output: NaN.
 static inline Both both_output(Compare *t, int64_t n, Dtype dtype) { return both_values(t, std::vector<float>((size_t)n, NAN), dtype); }
 
-static inline Both both_absent() { return {{{nullptr, DTYPE_F32}, {nullptr, DTYPE_F32}}, 0}; }
+static inline Both both_absent() { return {{buffer_of(nullptr, DTYPE_F32), buffer_of(nullptr, DTYPE_F32)}, 0}; }
 
 // `run(device, which)` on both.
 template <class Run> static inline void on_both(Compare *t, Run run) {

@@ -46,7 +46,7 @@ static void test_classifier_case(Compare *t, LogitsKind kind, Dtype dtype, Dtype
     const Both losses = both_output(t, N, DTYPE_F32), alone = both_output(t, N, DTYPE_F32);
     const Both dlogits = in_place ? logits : both_output(t, skip + N * V, ddtype);
     on_both(t, [&](Device *d, int w) {
-        d->cross_entropy(d, alone[w], {nullptr, DTYPE_F32}, buffer_at(logits[w], skip), targets[w], 0, N, V);
+        d->cross_entropy(d, alone[w], {}, buffer_at(logits[w], skip), targets[w], 0, N, V);
         if (!in_place) d->zero(d, dlogits[w].data, (size_t)skip * dtype_bytes(dlogits[w].dtype));
         d->cross_entropy(d, losses[w], buffer_at(dlogits[w], skip), buffer_at(logits[w], skip), targets[w], 0.25, N, V);
     });
@@ -84,7 +84,7 @@ static void test_classifier_ranks(Compare *t, LogitsKind kind, Dtype dtype, int6
             d->cross_entropy_local(d, buffer_at(all[w], (int64_t)r * N * 3), part[r][w], targets[w], begin[r], N, begin[r + 1] - begin[r]);
         }
         for (size_t r = 0; r < (size_t)R; r++) {
-            const Buffer to = r == 2 ? Buffer{nullptr, DTYPE_F32} : part_dlogits[r][w]; // rank 2 without a gradient
+            const Buffer to = r == 2 ? buffer_of(nullptr, DTYPE_F32) : part_dlogits[r][w]; // rank 2 without a gradient
             d->cross_entropy_merge(d, part_losses[r][w], to, part[r][w], all[w], R, targets[w], 0.25, begin[r], N, begin[r + 1] - begin[r]);
         }
     });
@@ -122,7 +122,7 @@ static void test_classifier_infinite(Compare *t, Dtype dtype) {
     d->cross_entropy(d, losses[1], dlogits[1], logits[1], targets[1], 1, N, V);
     d->cross_entropy_local(d, all[1], low[1], targets[1], 0, N, HALF);
     d->cross_entropy_local(d, buffer_at(all[1], N * 3), high[1], targets[1], HALF, N, V - HALF);
-    d->cross_entropy_merge(d, merged[1], {nullptr, DTYPE_F32}, low[1], all[1], 2, targets[1], 1, 0, N, HALF);
+    d->cross_entropy_merge(d, merged[1], {}, low[1], all[1], 2, targets[1], 1, 0, N, HALF);
     const double want[N] = {NAN, log(1 + 199 * exp(-2.0)), NAN, NAN, INFINITY, log(1300.0)};
     for (const Both *which : {&losses, &merged}) {
         const std::vector<float> got = compare_read(t, 1, (*which)[1], N);

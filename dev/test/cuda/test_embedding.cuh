@@ -75,7 +75,7 @@ static void test_embedding_order(Compare *t, int64_t each, int64_t stride) {
     const Both token = both_ints(t, ids), dout = both_values(t, rows, DTYPE_F32),
                dwte = both_values(t, std::vector<float>((size_t)(V * C)), DTYPE_F32);
     on_both(t, [&](Device *d, int w) {
-        const Buffer none = {nullptr, DTYPE_F32};
+        const Buffer none = buffer_of(nullptr, DTYPE_F32);
         d->embedding_backward(d, dwte[w], none, dout[w], token[w], none, nullptr, N, C, 0, V, 1);
     });
     compare(t, "embedding_backward dwte, token order", dwte, 0);
@@ -103,7 +103,7 @@ static void test_embedding(Compare *t) {
     test_embedding_order(t, 32, 1);
     test_embedding_order(t, 64, 300);
     on_both(t, [&](Device *d, int) { // no tokens: nothing is read or written
-        const Buffer none = {nullptr, DTYPE_F32};
+        const Buffer none = buffer_of(nullptr, DTYPE_F32);
         d->embedding_forward(d, none, none, none, none, none, nullptr, 0, 8, 0, 4);
         d->embedding_backward(d, none, none, none, none, none, nullptr, 0, 8, 0, 4, 1);
     });
