@@ -142,6 +142,61 @@ static void test_threads(void) {
 }
 
 // ----------------------------------------------------------------------------
+// Rows that are apart: the same bits as rows side by side, whatever lies between them, which stays.
+
+// The rows of dense (N, V), `row` elements apart, NaN between them.
+static Buffer rows_apart(Buffer dense, int64_t N, int64_t V, int64_t row) {
+    Buffer apart = ops_new(N * row, dense.dtype);
+    for (int64_t i = 0; i < N * row; i++) ops_set(apart, i, i % row < V ? ops_at(dense, i / row * V + i % row) : (double)NAN);
+    apart.row = row;
+    return apart;
+}
+
+// Elements that differ from dense (N, V), and elements between rows that were written.
+static int64_t rows_differ(Buffer apart, Buffer dense, int64_t N, int64_t V) {
+    int64_t wrong = 0;
+    for (int64_t i = 0; i < N * apart.row; i++) {
+        const int64_t column = i % apart.row;
+        const double got = ops_at(apart, i);
+        wrong += column < V ? !(got == ops_at(dense, i / apart.row * V + column)) : !isnan(got);
+    }
+    return wrong;
+}
+
+static void test_rows(void) {
+    static const int64_t sizes[][3] = {{7, 131, 192}, {4, 2501, 2560}, {3, 40, 41}};
+    for (int variant = 0; variant < 3 * 2 * FORMS; variant++) {
+        const int64_t *size = sizes[variant % 3], N = size[0], V = size[1], row = size[2];
+        const int form = variant / 3 % FORMS;
+        const Dtype dtype = variant / 3 / FORMS ? DTYPE_BF16 : DTYPE_F32, other = dtype == DTYPE_F32 ? DTYPE_BF16 : DTYPE_F32;
+        Buffer logits = ops_random(N * V, dtype, 21, 0, 4), targets = ops_random_ids(N, V, 22), apart = rows_apart(logits, N, V, row);
+        ((int32_t *)targets.data)[N - 2] = -1;
+        Buffer d = form == FORM_IN_PLACE ? logits : ops_random(N * V, form == FORM_APART ? dtype : other, 23, 9, 1);
+        Buffer d_apart = form == FORM_IN_PLACE ? apart : rows_apart(d, N, V, row + 3);
+        Buffer losses[2] = {ops_new(N, DTYPE_F32), ops_new(N, DTYPE_F32)}, stats[2] = {ops_new(N * 3, DTYPE_F32), ops_new(N * 3, DTYPE_F32)};
+        const Buffer kept = ops_copy(logits, N * V);
+        cpu_cross_entropy_local(NULL, stats[0], logits, targets, 0, N, V);
+        cpu_cross_entropy_local(NULL, stats[1], apart, targets, 0, N, V);
+        check(ops_same_bits(stats[0], stats[1], N * 3), "stats of rows %lld apart", (long long)row);
+        cpu_cross_entropy(NULL, losses[0], d, logits, targets, 0.1, N, V);
+        cpu_cross_entropy(NULL, losses[1], d_apart, apart, targets, 0.1, N, V);
+        check(ops_same_bits(losses[0], losses[1], N), "losses of rows %lld apart", (long long)row);
+        int64_t wrong = rows_differ(d_apart, d, N, V);
+        check(wrong == 0, "dlogits of rows %lld apart: %lld differ", (long long)row, (long long)wrong);
+        if (form != FORM_IN_PLACE) {
+            cpu_cross_entropy_merge(NULL, losses[0], d, kept, stats[0], 1, targets, 0.1, 0, N, V);
+            cpu_cross_entropy_merge(NULL, losses[1], d_apart, apart, stats[0], 1, targets, 0.1, 0, N, V);
+            wrong = rows_differ(d_apart, d, N, V);
+            check(wrong == 0 && ops_same_bits(losses[0], losses[1], N), "merged, rows %lld apart: %lld differ", (long long)row, (long long)wrong);
+            free(d.data), free(d_apart.data);
+        }
+        free(logits.data), free(targets.data), free(apart.data), free(kept.data);
+        for (int i = 0; i < 2; i++) free(losses[i].data), free(stats[i].data);
+    }
+    printf("rows apart: the bits of rows side by side\n");
+}
+
+// ----------------------------------------------------------------------------
 // The vocabulary divided over R ranks: columns V*r/R .. V*(r+1)/R-1 are rank r's.
 
 enum { MOST_RANKS = 4 };
@@ -349,6 +404,7 @@ int main(void) {
     test_differences();
     test_not_finite();
     test_threads();
+    test_rows();
     test_divided();
     test_divided_not_finite();
     test_divided_threads();

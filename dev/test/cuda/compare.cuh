@@ -90,6 +90,16 @@ static inline Both both_random(Compare *t, int64_t n, Dtype dtype, double centre
 // An output: NaN.
 static inline Both both_output(Compare *t, int64_t n, Dtype dtype) { return both_values(t, std::vector<float>((size_t)n, NAN), dtype); }
 
+// Matrices whose rows (columns) begin `row` elements apart, with NaN between them; values (rows, columns).
+static inline Both both_rows(Compare *t, const std::vector<float> &values, int64_t columns, int64_t row, Dtype dtype) {
+    const size_t rows = values.size() / (size_t)columns;
+    std::vector<float> apart(rows * (size_t)row, NAN);
+    for (size_t i = 0; i < values.size(); i++) apart[i / (size_t)columns * (size_t)row + i % (size_t)columns] = values[i];
+    Both both = both_values(t, apart, dtype);
+    for (Buffer &buffer : both.at) buffer.row = row;
+    return both;
+}
+
 static inline Both both_absent() { return {{buffer_of(nullptr, DTYPE_F32), buffer_of(nullptr, DTYPE_F32)}, 0}; }
 
 // `run(device, which)` on both.
@@ -145,6 +155,27 @@ static inline void compare_values(Compare *t, const char *what, const std::vecto
 // Compares (n) elements of both devices.
 static inline void compare(Compare *t, const char *what, const Both &got, double bound, double factor = 2) {
     compare_values(t, what, compare_read(t, 0, got.at[0], got.n), compare_read(t, 1, got.at[1], got.n), got.at[1].dtype, bound, factor);
+}
+
+// Columns of rows that are apart, without what lies between them.
+static inline std::vector<float> compare_read_rows(Compare *t, int which, const Both &both, int64_t columns) {
+    const std::vector<float> apart = compare_read(t, which, both[which], both.n);
+    std::vector<float> values;
+    for (size_t i = 0; i < apart.size(); i++) {
+        if ((int64_t)i % both[which].row < columns) values.push_back(apart[i]);
+    }
+    return values;
+}
+
+// Compares the columns of rows that are apart; what lies between them must still be NaN.
+static inline void compare_rows(Compare *t, const char *what, const Both &got, int64_t columns, double bound, double factor = 2) {
+    compare_values(t, what, compare_read_rows(t, 0, got, columns), compare_read_rows(t, 1, got, columns), got[1].dtype, bound, factor);
+    int64_t changed = 0;
+    for (int which = 0; which < 2; which++) {
+        const std::vector<float> apart = compare_read(t, which, got[which], got.n);
+        for (size_t i = 0; i < apart.size(); i++) changed += (int64_t)i % got[which].row >= columns && !std::isnan(apart[i]);
+    }
+    compare_record(t, std::string(what) + ", changed between rows", (double)changed, 0);
 }
 
 // Gives back the buffers of a case.

@@ -56,6 +56,24 @@ static void test_classifier_case(Compare *t, LogitsKind kind, Dtype dtype, Dtype
     compare_release(t);
 }
 
+// Rows of logits and dlogits that are apart, with NaN between them, against the same values side by side.
+static void test_classifier_rows(Compare *t, LogitsKind kind, Dtype dtype, Dtype ddtype, bool in_place, int64_t N, int64_t V, int64_t row) {
+    compare_case(t, "N %lld, V %lld, rows %lld apart, logits %s %s, dlogits %s%s", (long long)N, (long long)V, (long long)row, logits_names[kind],
+                 dtype_names[dtype], dtype_names[ddtype], in_place ? " in place" : "");
+    const std::vector<float> rows = classifier_logits(t, kind, N, V);
+    const Both logits = both_rows(t, rows, V, row, dtype), targets = both_ints(t, classifier_targets(t, N, V));
+    const Both losses = both_output(t, N, DTYPE_F32), alone = both_output(t, N, DTYPE_F32);
+    const Both dlogits = in_place ? logits : both_rows(t, std::vector<float>((size_t)(N * V), NAN), V, row + (row - V) % 3 * 8, ddtype);
+    on_both(t, [&](Device *d, int w) {
+        d->cross_entropy(d, alone[w], {}, logits[w], targets[w], 0, N, V);
+        d->cross_entropy(d, losses[w], dlogits[w], logits[w], targets[w], 0.25, N, V);
+    });
+    compare(t, "cross_entropy losses, rows apart", losses, 2e-6);
+    compare(t, "cross_entropy losses, rows apart", alone, 2e-6);
+    compare_rows(t, "cross_entropy dlogits, rows apart", dlogits, V, 2e-6);
+    compare_release(t);
+}
+
 // Columns begin .. end-1 of rows (N, V).
 static std::vector<float> classifier_columns_of(const std::vector<float> &rows, int64_t V, int64_t begin, int64_t end) {
     std::vector<float> part;
@@ -65,8 +83,10 @@ static std::vector<float> classifier_columns_of(const std::vector<float> &rows, 
     return part;
 }
 
-static void test_classifier_ranks(Compare *t, LogitsKind kind, Dtype dtype, int64_t N, int64_t V, int64_t R) {
-    compare_case(t, "%lld ranks, N %lld, V %lld, logits %s %s", (long long)R, (long long)N, (long long)V, logits_names[kind], dtype_names[dtype]);
+// Shares are side by side, or `apart` elements and more.
+static void test_classifier_ranks(Compare *t, LogitsKind kind, Dtype dtype, int64_t N, int64_t V, int64_t R, int64_t apart = 0) {
+    compare_case(t, "%lld ranks, N %lld, V %lld, logits %s %s, apart %lld", (long long)R, (long long)N, (long long)V, logits_names[kind],
+                 dtype_names[dtype], (long long)apart);
     const std::vector<float> rows = classifier_logits(t, kind, N, V);
     const Both targets = both_ints(t, classifier_targets(t, N, V)), all = both_output(t, R * N * 3, DTYPE_F32);
     const Both logits = both_values(t, rows, dtype), losses = both_output(t, N, DTYPE_F32), dlogits = both_output(t, N * V, DTYPE_F32);
@@ -74,9 +94,11 @@ static void test_classifier_ranks(Compare *t, LogitsKind kind, Dtype dtype, int6
     std::vector<int64_t> begin;
     for (int64_t r = 0; r <= R; r++) begin.push_back(V * r * r / (R * R)); // unequal shares
     for (int64_t r = 0; r < R; r++) {
-        part.push_back(both_values(t, classifier_columns_of(rows, V, begin[(size_t)r], begin[(size_t)r + 1]), dtype));
+        const int64_t columns = begin[(size_t)r + 1] - begin[(size_t)r], row = columns + apart;
+        part.push_back(both_rows(t, classifier_columns_of(rows, V, begin[(size_t)r], begin[(size_t)r + 1]), columns, row, dtype));
         part_losses.push_back(both_output(t, N, DTYPE_F32));
-        part_dlogits.push_back(r == 1 ? part.back() : both_output(t, part.back().n, DTYPE_F32)); // rank 1 in place
+        const Both empty = both_rows(t, std::vector<float>((size_t)(N * columns), NAN), columns, row, DTYPE_F32);
+        part_dlogits.push_back(r == 1 ? part.back() : empty); // rank 1 in place
     }
     on_both(t, [&](Device *d, int w) {
         d->cross_entropy(d, losses[w], dlogits[w], logits[w], targets[w], 0.25, N, V);
@@ -96,10 +118,11 @@ static void test_classifier_ranks(Compare *t, LogitsKind kind, Dtype dtype, int6
         compare_check(t, "cross_entropy_merge losses, same bits on all ranks",
                       compare_read(t, 1, part_losses[r][1], N) == compare_read(t, 1, part_losses[0][1], N));
         if (r == 2) continue;
-        compare(t, "cross_entropy_merge dlogits", part_dlogits[r], 1e-5);
-        const Both columns = both_values(t, classifier_columns_of(whole, V, begin[r], begin[r + 1]), DTYPE_F32);
+        const int64_t columns = begin[r + 1] - begin[r];
+        compare_rows(t, "cross_entropy_merge dlogits", part_dlogits[r], columns, 1e-5);
         // an exponent of some hundreds is a float whose last bit is 1e-5 of the probability
-        compare(t, "cross_entropy_merge dlogits, undivided", {{columns[0], part_dlogits[r][1]}, columns.n}, 4e-5);
+        compare_values(t, "cross_entropy_merge dlogits, undivided", classifier_columns_of(whole, V, begin[r], begin[r + 1]),
+                       compare_read_rows(t, 1, part_dlogits[r], columns), part_dlogits[r][1].dtype, 4e-5);
     }
     compare_release(t);
 }
@@ -166,6 +189,12 @@ static void test_classifier(Compare *t) {
             test_classifier_ranks(t, LOGITS_RANDOM, dtype, 4, 97, R);
             test_classifier_ranks(t, LOGITS_RISING, dtype, 4, 2000, R);
             test_classifier_ranks(t, LOGITS_HUGE, dtype, 3, 90, R);
+            test_classifier_ranks(t, LOGITS_RANDOM, dtype, 4, 1301, R, R == 2 ? 3 : 64);
+        }
+        for (Dtype ddtype : {DTYPE_F32, DTYPE_BF16}) {
+            test_classifier_rows(t, LOGITS_RANDOM, dtype, ddtype, dtype == ddtype, 4, 4099, 4160);
+            test_classifier_rows(t, LOGITS_HOLES, dtype, ddtype, false, 4, 4099, 4160);
+            test_classifier_rows(t, LOGITS_RISING, dtype, ddtype, false, 4, 33, 36); // not aligned
         }
         test_classifier_ranks(t, LOGITS_RANDOM, dtype, 2, 5000, 40); // more ranks than lanes
         test_classifier_infinite(t, dtype);
