@@ -1,19 +1,22 @@
 // algorithms.cuh: the file that keeps which algorithm won for which matrix product, so that a second run need not time them and repeats the first
-// one's bits. Path from the environment, TRAIN_GPT_ALGORITHMS; off when unset. Knows nothing of cuBLASLt but the size of its algorithms.
+// one's bits. Knows nothing of cuBLASLt but the size of its algorithms.
 //
-// Text. The first line names format, library version and device; a file of another device or version, or one that does not parse, is ignored with
-// one line and never written. Every other line is a choice; of several for one product the first counts that the library still offers. Ranks of one
-// host may share a file: lines are appended under a lock.
+// Two kinds of file. One that the user names, in the environment (TRAIN_GPT_ALGORITHMS): of another device or version, or when it does not parse,
+// it is ignored with one line and never written. And a run's own, in --out: then it is set aside (renamed, one line) and begun anew.
+//
+// Text. The first line names format, library version and device. Every other line is a choice; of several for one product the first counts that the
+// library still offers. Ranks of one host may share a file: lines are appended under a lock.
 #ifndef LLMC_CUDA_ALGORITHMS_CUH
 #define LLMC_CUDA_ALGORITHMS_CUH
 
 #include <cerrno>     // errno
 #include <cinttypes>  // PRId64
+#include <climits>    // PATH_MAX
 #include <cmath>      // isfinite
 #include <cstdint>    // int64_t
-#include <cstdio>     // snprintf, sscanf
+#include <cstdio>     // rename, snprintf, sscanf
 #include <cstdlib>    // malloc
-#include <cstring>    // memcmp, strerror
+#include <cstring>    // memcmp, strdup, strerror
 #include <fcntl.h>    // open
 #include <sys/file.h> // flock
 #include <sys/stat.h> // fstat
@@ -39,7 +42,8 @@ struct AlgorithmEntry {
 };
 
 struct AlgorithmFile {
-    const char *path; // null: off
+    char *path;       // null: off
+    bool own;         // a run's: is set aside when it is of no use
     char header[384]; // first line, with its newline
     AlgorithmEntry *entries;
     int64_t count;
@@ -47,10 +51,28 @@ struct AlgorithmFile {
 
 enum { ALGORITHMS_MAX_BYTES = 8 << 20, ALGORITHMS_LINE = 640 };
 
-static void algorithms_off_(AlgorithmFile *file, const char *what) {
-    fprintf(stderr, "train_gpt: TRAIN_GPT_ALGORITHMS %s: %s; goes on without it\n", file->path, what);
+static void algorithms_close(AlgorithmFile *file) {
     free(file->entries);
-    file->entries = nullptr, file->count = 0, file->path = nullptr;
+    free(file->path);
+    *file = AlgorithmFile();
+}
+
+static void algorithms_off_(AlgorithmFile *file, const char *what) {
+    fprintf(stderr, "train_gpt: algorithms %s: %s; goes on without it\n", file->path, what);
+    algorithms_close(file);
+}
+
+// A run's file that is of no use: it is renamed, and the run begins another.
+static void algorithms_set_aside_(AlgorithmFile *file, const char *what) {
+    char aside[PATH_MAX];
+    free(file->entries);
+    file->entries = nullptr, file->count = 0;
+    const int length = snprintf(aside, sizeof aside, "%s.old", file->path);
+    if (length >= (int)sizeof aside || rename(file->path, aside) != 0) {
+        algorithms_off_(file, what);
+        return;
+    }
+    fprintf(stderr, "train_gpt: algorithms %s: %s; set aside as %s, chosen anew\n", file->path, what, aside);
 }
 
 static int algorithms_format_(char *line, const AlgorithmEntry *e) {
@@ -134,11 +156,12 @@ static const char *algorithms_load_(AlgorithmFile *file, char *text, size_t byte
     return nullptr;
 }
 
-// path may be null: off.
-static void algorithms_open(AlgorithmFile *file, const char *path, const char *device_name, size_t library_version) {
+// path may be null: off. own: a run's.
+static void algorithms_open(AlgorithmFile *file, const char *path, bool own, const char *device_name, size_t library_version) {
     *file = AlgorithmFile();
     if (path == nullptr || *path == 0) return;
-    file->path = path;
+    file->path = strdup(path), file->own = own;
+    if (file->path == nullptr) return;
     snprintf(file->header, sizeof file->header, "train_gpt algorithms 2, cuBLASLt %zu, %s\n", library_version, device_name);
     size_t bytes;
     const char *what = "";
@@ -149,11 +172,10 @@ static void algorithms_open(AlgorithmFile *file, const char *path, const char *d
         return;
     }
     what = algorithms_load_(file, text, bytes, room);
-    if (what != nullptr) algorithms_off_(file, what);
     free(text);
+    if (what != nullptr && own) algorithms_set_aside_(file, what);
+    if (what != nullptr && !own) algorithms_off_(file, what);
 }
-
-static void algorithms_close(AlgorithmFile *file) { free(file->entries); }
 
 // The next entry for a product after `last` (null: the first), or null.
 static const AlgorithmEntry *algorithms_next(const AlgorithmFile *file, const ProductKey *key, const AlgorithmEntry *last) {

@@ -42,6 +42,7 @@ struct CublasLt {
     ProductPlan **plans;
     int64_t count, capacity;
     bool said_untimed, said_absent; // lines that are printed once
+    char device_name[256];
     AlgorithmFile file;
 };
 
@@ -284,6 +285,14 @@ template <class After> static bool product_fuses(CudaDevice *device, const Produ
 // ----------------------------------------------------------------------------
 // The library.
 
+// The file that keeps the choices: the user's, else the run's, `path` (null: none yet).
+static void cublaslt_keep(CublasLt *lt, const char *path) {
+    const char *users = getenv("TRAIN_GPT_ALGORITHMS");
+    const bool own = users == nullptr || *users == 0;
+    if (!own && path != nullptr) return; // is open already
+    algorithms_open(&lt->file, own ? path : users, own, lt->device_name, cublasLtGetVersion());
+}
+
 static CublasLt *cublaslt_open(CudaDevice *device) {
     CublasLt *lt = new CublasLt();
     cublas_check(cublasLtCreate(&lt->handle), "cublasLtCreate");
@@ -293,7 +302,8 @@ static CublasLt *cublaslt_open(CudaDevice *device) {
     cudaDeviceProp properties;
     cuda_check(cudaGetDeviceProperties(&properties, device->ordinal), "cudaGetDeviceProperties");
     lt->timed = strncmp(properties.name, "sim", 3) != 0; // times of the simulated device say nothing, and its bits must not depend on them
-    algorithms_open(&lt->file, getenv("TRAIN_GPT_ALGORITHMS"), properties.name, cublasLtGetVersion());
+    snprintf(lt->device_name, sizeof lt->device_name, "%s", properties.name);
+    cublaslt_keep(lt, nullptr);
     return lt;
 }
 

@@ -170,8 +170,7 @@ static void matmul_rows_(Compare *t, MatmulShape s, int64_t row, MatmulTypes typ
     }
     compare_case(t, "N %lld OC %lld, rows %lld apart, %s", (long long)s.N, (long long)s.OC, (long long)row, dtype_names[types.in]);
     const Both in = both_rows(t, matmul_random_values_(t, s.N * s.OC), s.OC, row, types.in), sums = both_output(t, s.OC, DTYPE_F32);
-    const Both weight = matmul_input_(t, s.OC * s.IC, 0, types.in, 1), other = matmul_input_(t, s.N * s.IC, 0, types.in, 1),
-               dweight = both_output(t, s.OC * s.IC, DTYPE_F32);
+    const Both other = matmul_input_(t, s.N * s.IC, 0, types.in, 1), dweight = both_output(t, s.OC * s.IC, DTYPE_F32);
     t->device[0]->linear_backward_weight(t->device[0], dweight[0], sums[0], false, in[0], other[0], s.N, s.IC, s.OC);
     cuda_column_sums_(cuda_of(t->device[1]), sums[1], false, in[1], s.N, s.OC); // our kernel, also where the epilogue wins
     compare(t, "sums of columns, rows apart", sums, MATMUL_BOUND);
