@@ -90,7 +90,8 @@ static void subject_gradients(Subject *s, const NaiveBatch *batches, int count) 
     schedule_free(&s->trainer.schedule);
     if (!schedule_build(&s->trainer.schedule, &shape, 0, &error)) die_error(&error);
     step_begin(&s->trainer, ++s->step);
-    s->trainer.dropout_key = batches[0].dropout_key;
+    StepState *state = s->trainer.state;
+    s->trainer.device.copy_in(&s->trainer.device, &state->dropout_key, &batches[0].dropout_key, sizeof state->dropout_key);
     accumulate_gradients(&s->trainer, &step);
     for (int i = 0; i < count; i++) microbatch_free(&micros[i]);
 }

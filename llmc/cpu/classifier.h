@@ -106,9 +106,9 @@ static inline void cpu_classifier_gradient_(Buffer dlogits, Buffer logits, bool 
 // Masked rows are free: threads take about this many rows when they are done with others.
 static inline int64_t cpu_classifier_rows_at_once_(int64_t V) { return max_i64(1, 4096 / max_i64(V, 1)); }
 
-// losses (N) F32 = -log softmax(logits)[target], 0 where target < 0; dlogits (N, V), optional: = (softmax - onehot) * dloss,
+// losses (N) F32 = -log softmax(logits)[target], 0 where target < 0; dlogits (N, V), optional: = (softmax - onehot) * *dloss,
 // 0 where target < 0. dlogits may be logits itself when the dtypes agree.
-static inline void cpu_cross_entropy(Device *device, Buffer losses, Buffer dlogits, Buffer logits, Buffer targets, double dloss, int64_t N,
+static inline void cpu_cross_entropy(Device *device, Buffer losses, Buffer dlogits, Buffer logits, Buffer targets, const double *dloss, int64_t N,
                                      int64_t V) {
     (void)device;
     const int32_t *target = targets.data;
@@ -125,7 +125,7 @@ static inline void cpu_cross_entropy(Device *device, Buffer losses, Buffer dlogi
         const CpuClassifierRow_ r = cpu_classifier_exponentials_(logits, row, V, kept != NULL ? kept + n * buffer_row(dlogits, V) : NULL);
         ((float *)losses.data)[n] = (float)(log(r.sum) + ((double)r.offset - (double)target_logit));
         if (dlogits.data == NULL) continue;
-        cpu_classifier_gradient_(dlogits, logits, kept != NULL, n, V, r.offset, (float)(dloss / r.sum), target[n], (float)dloss);
+        cpu_classifier_gradient_(dlogits, logits, kept != NULL, n, V, r.offset, (float)(*dloss / r.sum), target[n], (float)*dloss);
     }
 }
 
@@ -156,7 +156,7 @@ static inline void cpu_cross_entropy_local(Device *device, Buffer stats, Buffer 
 // losses (N) F32 and dlogits (N, V, optional) as cpu_cross_entropy's, from all (R, N, 3): the stats of the ranks. Losses are
 // computed from these alone, in rank order, so that every rank has the same bits.
 static inline void cpu_cross_entropy_merge(Device *device, Buffer losses, Buffer dlogits, Buffer logits, Buffer all, int64_t R, Buffer targets,
-                                           double dloss, int64_t vocab_begin, int64_t N, int64_t V) {
+                                           const double *dloss, int64_t vocab_begin, int64_t N, int64_t V) {
     (void)device;
     const CpuClassifierStats_ *stat = all.data;
 #pragma omp parallel for schedule(dynamic, cpu_classifier_rows_at_once_(V))
@@ -178,17 +178,17 @@ static inline void cpu_cross_entropy_merge(Device *device, Buffer losses, Buffer
         }
         ((float *)losses.data)[n] = (float)(log(sum) + ((double)largest - target_logit));
         if (dlogits.data == NULL) continue;
-        cpu_classifier_gradient_(dlogits, logits, false, n, V, largest, (float)(dloss / sum), target - vocab_begin, (float)dloss);
+        cpu_classifier_gradient_(dlogits, logits, false, n, V, largest, (float)(*dloss / sum), target - vocab_begin, (float)*dloss);
     }
 }
 
-// state->loss_sum += scale * sum of losses (N), in an order that depends on N only
-static inline void cpu_loss_sum(Device *device, StepState *state, Buffer losses, double scale, int64_t N) {
+// state->loss_sum += *scale (NULL: 1) * sum of losses (N), in an order that depends on N only
+static inline void cpu_loss_sum(Device *device, StepState *state, Buffer losses, const double *scale, int64_t N) {
     (void)device;
     const float *loss = losses.data;
     double lane[8] = {0};
     for (int64_t n = 0; n < N; n++) lane[n % 8] += (double)loss[n];
-    state->loss_sum += scale * (((lane[0] + lane[1]) + (lane[2] + lane[3])) + ((lane[4] + lane[5]) + (lane[6] + lane[7])));
+    state->loss_sum += (scale != NULL ? *scale : 1.0) * (((lane[0] + lane[1]) + (lane[2] + lane[3])) + ((lane[4] + lane[5]) + (lane[6] + lane[7])));
 }
 
 #endif

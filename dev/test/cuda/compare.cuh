@@ -77,6 +77,22 @@ static inline Both both_ints(Compare *t, const std::vector<int32_t> &values) {
     return {{compare_buffer_(t, 0, values.data(), n, DTYPE_I32), compare_buffer_(t, 1, values.data(), n, DTYPE_I32)}, n};
 }
 
+// A number in device memory.
+template <class T> struct BothScalar {
+    const T *at[2];
+    const T *operator[](int which) const { return at[which]; }
+};
+template <class T> static inline BothScalar<T> both_scalar(Compare *t, T value) {
+    BothScalar<T> scalar;
+    for (int w = 0; w < 2; w++) {
+        void *data = t->device[w]->alloc(t->device[w], sizeof value);
+        t->device[w]->copy_in(t->device[w], data, &value, sizeof value);
+        t->owned[w].push_back(buffer_of(data, DTYPE_F32));
+        scalar.at[w] = (const T *)data;
+    }
+    return scalar;
+}
+
 // uniform in (-1, 1)
 static inline double compare_uniform(Compare *t) { return (double)(rng_mix(++t->stream) >> 11) * 0x1p-52 - 1; }
 

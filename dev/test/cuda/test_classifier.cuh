@@ -45,10 +45,11 @@ static void test_classifier_case(Compare *t, LogitsKind kind, Dtype dtype, Dtype
     const Both logits = both_values(t, values, dtype), targets = both_ints(t, classifier_targets(t, N, V));
     const Both losses = both_output(t, N, DTYPE_F32), alone = both_output(t, N, DTYPE_F32);
     const Both dlogits = in_place ? logits : both_output(t, skip + N * V, ddtype);
+    const BothScalar<double> dloss = both_scalar(t, 0.25);
     on_both(t, [&](Device *d, int w) {
-        d->cross_entropy(d, alone[w], {}, buffer_at(logits[w], skip), targets[w], 0, N, V);
+        d->cross_entropy(d, alone[w], {}, buffer_at(logits[w], skip), targets[w], nullptr, N, V);
         if (!in_place) d->zero(d, dlogits[w].data, (size_t)skip * dtype_bytes(dlogits[w].dtype));
-        d->cross_entropy(d, losses[w], buffer_at(dlogits[w], skip), buffer_at(logits[w], skip), targets[w], 0.25, N, V);
+        d->cross_entropy(d, losses[w], buffer_at(dlogits[w], skip), buffer_at(logits[w], skip), targets[w], dloss[w], N, V);
     });
     compare(t, "cross_entropy losses", losses, 2e-6);
     compare(t, "cross_entropy dlogits", dlogits, 2e-6);
@@ -64,9 +65,10 @@ static void test_classifier_rows(Compare *t, LogitsKind kind, Dtype dtype, Dtype
     const Both logits = both_rows(t, rows, V, row, dtype), targets = both_ints(t, classifier_targets(t, N, V));
     const Both losses = both_output(t, N, DTYPE_F32), alone = both_output(t, N, DTYPE_F32);
     const Both dlogits = in_place ? logits : both_rows(t, std::vector<float>((size_t)(N * V), NAN), V, row + (row - V) % 3 * 8, ddtype);
+    const BothScalar<double> dloss = both_scalar(t, 0.25);
     on_both(t, [&](Device *d, int w) {
-        d->cross_entropy(d, alone[w], {}, logits[w], targets[w], 0, N, V);
-        d->cross_entropy(d, losses[w], dlogits[w], logits[w], targets[w], 0.25, N, V);
+        d->cross_entropy(d, alone[w], {}, logits[w], targets[w], nullptr, N, V);
+        d->cross_entropy(d, losses[w], dlogits[w], logits[w], targets[w], dloss[w], N, V);
     });
     compare(t, "cross_entropy losses, rows apart", losses, 2e-6);
     compare(t, "cross_entropy losses, rows apart", alone, 2e-6);
@@ -90,6 +92,7 @@ static void test_classifier_ranks(Compare *t, LogitsKind kind, Dtype dtype, int6
     const std::vector<float> rows = classifier_logits(t, kind, N, V);
     const Both targets = both_ints(t, classifier_targets(t, N, V)), all = both_output(t, R * N * 3, DTYPE_F32);
     const Both logits = both_values(t, rows, dtype), losses = both_output(t, N, DTYPE_F32), dlogits = both_output(t, N * V, DTYPE_F32);
+    const BothScalar<double> dloss = both_scalar(t, 0.25);
     std::vector<Both> part, part_losses, part_dlogits;
     std::vector<int64_t> begin;
     for (int64_t r = 0; r <= R; r++) begin.push_back(V * r * r / (R * R)); // unequal shares
@@ -101,13 +104,13 @@ static void test_classifier_ranks(Compare *t, LogitsKind kind, Dtype dtype, int6
         part_dlogits.push_back(r == 1 ? part.back() : empty); // rank 1 in place
     }
     on_both(t, [&](Device *d, int w) {
-        d->cross_entropy(d, losses[w], dlogits[w], logits[w], targets[w], 0.25, N, V);
+        d->cross_entropy(d, losses[w], dlogits[w], logits[w], targets[w], dloss[w], N, V);
         for (size_t r = 0; r < (size_t)R; r++) {
             d->cross_entropy_local(d, buffer_at(all[w], (int64_t)r * N * 3), part[r][w], targets[w], begin[r], N, begin[r + 1] - begin[r]);
         }
         for (size_t r = 0; r < (size_t)R; r++) {
             const Buffer to = r == 2 ? buffer_of(nullptr, DTYPE_F32) : part_dlogits[r][w]; // rank 2 without a gradient
-            d->cross_entropy_merge(d, part_losses[r][w], to, part[r][w], all[w], R, targets[w], 0.25, begin[r], N, begin[r + 1] - begin[r]);
+            d->cross_entropy_merge(d, part_losses[r][w], to, part[r][w], all[w], R, targets[w], dloss[w], begin[r], N, begin[r + 1] - begin[r]);
         }
     });
     compare(t, "cross_entropy_local stats", all, 2e-6);
@@ -142,10 +145,10 @@ static void test_classifier_infinite(Compare *t, Dtype dtype) {
                high = both_values(t, classifier_columns_of(rows, V, HALF, V), dtype);
     const Both all = both_output(t, 2 * N * 3, DTYPE_F32), merged = both_output(t, N, DTYPE_F32), dlogits = both_output(t, N * V, DTYPE_F32);
     Device *d = t->device[1];
-    d->cross_entropy(d, losses[1], dlogits[1], logits[1], targets[1], 1, N, V);
+    d->cross_entropy(d, losses[1], dlogits[1], logits[1], targets[1], both_scalar(t, 1.0)[1], N, V);
     d->cross_entropy_local(d, all[1], low[1], targets[1], 0, N, HALF);
     d->cross_entropy_local(d, buffer_at(all[1], N * 3), high[1], targets[1], HALF, N, V - HALF);
-    d->cross_entropy_merge(d, merged[1], {}, low[1], all[1], 2, targets[1], 1, 0, N, HALF);
+    d->cross_entropy_merge(d, merged[1], {}, low[1], all[1], 2, targets[1], nullptr, 0, N, HALF);
     const double want[N] = {NAN, log(1 + 199 * exp(-2.0)), NAN, NAN, INFINITY, log(1300.0)};
     for (const Both *which : {&losses, &merged}) {
         const std::vector<float> got = compare_read(t, 1, (*which)[1], N);
@@ -163,13 +166,25 @@ static void test_loss_sum(Compare *t) {
     for (int64_t N : {0, 1, 7, 1024, 5003}) {
         compare_case(t, "N %lld", (long long)N);
         const Both losses = both_random(t, N, DTYPE_F32, 5, 4);
-        const BothState state =
-            both_state(t, {.loss_sum = 1.25, .grad_squares = 3, .grad_norm = 4, .lr = 5, .clip_coefficient = 6, .skip = 0, .optimizer_steps = 7});
-        on_both(t, [&](Device *d, int w) { d->loss_sum(d, state.at[w], losses[w], 0.5, N); });
+        const BothState state = both_state(t, {.loss_sum = 1.25,
+                                               .grad_squares = 3,
+                                               .grad_norm = 4,
+                                               .lr = 5,
+                                               .loss_scale = 8,
+                                               .dropout_key = 9,
+                                               .clip_coefficient = 6,
+                                               .skip = 0,
+                                               .optimizer_steps = 7});
+        const BothScalar<double> half = both_scalar(t, 0.5);
+        on_both(t, [&](Device *d, int w) {
+            d->loss_sum(d, state.at[w], losses[w], half[w], N);
+            d->loss_sum(d, state.at[w], losses[w], nullptr, N);
+        });
         const StepState want = state_read(t, state, 0), got = state_read(t, state, 1);
         compare_record(t, "loss_sum", relative_error(got.loss_sum, want.loss_sum), 1e-14);
         compare_check(t, "loss_sum leaves the rest",
-                      got.grad_squares == 3 && got.grad_norm == 4 && got.lr == 5 && got.clip_coefficient == 6 && got.optimizer_steps == 7);
+                      got.grad_squares == 3 && got.grad_norm == 4 && got.lr == 5 && got.loss_scale == 8 && got.dropout_key == 9 &&
+                          got.clip_coefficient == 6 && got.optimizer_steps == 7);
         compare_release(t);
     }
 }
