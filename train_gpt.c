@@ -4,32 +4,33 @@
 // legend of llmc/model.h. Under tensor parallelism the widths are this rank's (layout.local). N counts the tokens of a micro-batch, S those of them
 // whose residual stream this rank holds: N/tp with sequence parallelism, else all.
 
-#include "llmc/activations.h"     // Activations, activations_layout
-#include "llmc/base.h"            // Error, die, clock_ms
-#include "llmc/checkpoint.h"      // checkpoint_find, checkpoint_open
-#include "llmc/checkpoint_read.h" // checkpoint_read
-#include "llmc/checkpoint_save.h" // CheckpointSave, checkpoint_save_begin
-#include "llmc/comm.h"            // Comm, comm_all_reduce
-#include "llmc/cpu/threads.h"     // threads_wait_briefly
-#include "llmc/device.h"          // Device, Buffer
-#include "llmc/devices.h"         // devices_open, devices_check
-#include "llmc/hf_convert.h"      // hf_convert
-#include "llmc/hf_export.h"       // hf_export_write, hf_export_check
-#include "llmc/layout.h"          // Layout, layout_create
-#include "llmc/loader.h"          // Loader, StepBatch, MicroBatch
-#include "llmc/model.h"           // Model, tensor table
-#include "llmc/model_source.h"    // ModelWeights, weights_open, model_source_shape
-#include "llmc/monitor.h"         // Monitor
-#include "llmc/optimizer.h"       // learning_rate, optimizer_config
-#include "llmc/options.h"         // Options
-#include "llmc/plan.h"            // plan_print
-#include "llmc/rope.h"            // rope_table_fill
-#include "llmc/sampling.h"        // sampling_choose
-#include "llmc/schedule.h"        // Schedule, Action
-#include "llmc/signals.h"         // signals_block, signals_stop_requested
-#include "llmc/tokenizer.h"       // tokenizer_open, tokenizer_encode, tokenizer_decode
-#include "llmc/trace.h"           // Trace, trace_begin
-#include "llmc/zero_comm.h"       // Zero, zero_weights, zero_gradients
+#include "llmc/activations.h"  // Activations, activations_layout
+#include "llmc/base.h"         // Error, die, clock_ms
+#include "llmc/checkpoint.h"   // Checkpoint, checkpoint_close
+#include "llmc/comm.h"         // Comm, comm_all_reduce
+#include "llmc/cpu/threads.h"  // threads_wait_briefly
+#include "llmc/device.h"       // Device, Buffer
+#include "llmc/devices.h"      // devices_join, devices_leave
+#include "llmc/export.h"       // export_model, export_gradients
+#include "llmc/hf_convert.h"   // hf_convert
+#include "llmc/layout.h"       // Layout, layout_create
+#include "llmc/loader.h"       // StepBatch, MicroBatch, loader_next
+#include "llmc/model.h"        // Model, tensor table
+#include "llmc/model_source.h" // ModelWeights, weights_close
+#include "llmc/monitor.h"      // Monitor
+#include "llmc/optimizer.h"    // learning_rate, optimizer_config
+#include "llmc/options.h"      // Options
+#include "llmc/report.h"       // report_begin, report_end
+#include "llmc/rope.h"         // rope_table_fill
+#include "llmc/sampling.h"     // sampling_choose
+#include "llmc/saving.h"       // Saving, saving_begin, saving_finish
+#include "llmc/schedule.h"     // Schedule, Action
+#include "llmc/setup.h"        // Setup, setup_check
+#include "llmc/signals.h"      // signals_block, signals_stop_requested
+#include "llmc/state.h"        // state_draw, state_read
+#include "llmc/tokenizer.h"    // tokenizer_encode, tokenizer_decode
+#include "llmc/trace.h"        // Trace, trace_begin
+#include "llmc/zero_comm.h"    // Zero, zero_weights, zero_gradients
 
 typedef struct {
     const Options *options;
@@ -64,12 +65,6 @@ static const Buffer ABSENT = {0};
 // ----------------------------------------------------------------------------
 // Creation
 
-// Where the exact fp32 values of this rank's shard of a unit live: the parameters themselves, or their master copy.
-static Buffer full_precision(const Trainer *t, int unit) {
-    const ZeroShard shard = zero_shard(&t->zero, unit);
-    return t->dtype == DTYPE_F32 ? shard.param : shard.master;
-}
-
 // Brings the parameters of every unit in line with what their owners hold, and tells the other ranks.
 static void publish_parameters(Trainer *t, bool round) {
     for (int u = 0; u < t->model.units; u++) {
@@ -81,44 +76,9 @@ static void publish_parameters(Trainer *t, bool round) {
     zero_publish_finish(&t->zero);
 }
 
-// Initial values of elements [from, from+count) of a tensor's part. Returns their contribution to the init hash.
-static uint64_t init_values(const Tensor *tensor, const Part *part, uint64_t key, int64_t from, int64_t count, float *values) {
-    uint64_t hash = 0;
-    for (int64_t done = 0, run; done < count; done += run) {
-        const int64_t element = layout_global_element(tensor, part, from + done, count - done, &run);
-        model_init_values(tensor, key, element, run, values + done);
-        hash += model_hash_values(tensor, element, run, values + done);
-    }
-    return hash;
-}
-
-// Initial parameters are drawn on the host from (seed, tensor, element), a piece at a time: the same for every layout.
+// Initial parameters: the same for every layout.
 static void trainer_init_parameters(Trainer *t) {
-    enum { SLICE = 1 << 14, PIECE = 256 * SLICE };
-    const uint64_t key = rng_key((uint64_t)t->options->seed, RNG_INIT);
-    float *values = base_new(PIECE, sizeof *values);
-    uint64_t sum = 0;
-    for (int i = 0; i < t->model.count; i++) {
-        const Tensor *tensor = &t->model.tensors[i];
-        const Part *part = &t->zero.part[i];
-        const ZeroPiece piece = zero_piece(&t->zero, i);
-        uint64_t hash = 0;
-        for (int64_t begin = piece.from; begin < piece.to; begin += PIECE) {
-            const int64_t count = min_i64(PIECE, piece.to - begin);
-#pragma omp parallel for schedule(static) reduction(+ : hash)
-            for (int64_t slice = 0; slice < ceil_div(count, SLICE); slice++) {
-                const int64_t first = slice * SLICE, length = min_i64(SLICE, count - first);
-                hash += init_values(tensor, part, key, begin + first, length, values + first);
-            }
-            const Buffer to = buffer_at(full_precision(t, tensor->unit), piece.at + begin - piece.from);
-            t->device.copy_in(&t->device, to.data, values, (size_t)count * sizeof *values);
-            comm_progress(t->comm);
-        }
-        if (part->counts && t->layout.replica == 0) sum += hash;
-    }
-    free(values);
-    comm_all_reduce(t->comm->world, &sum, 1, COMM_I64, COMM_SUM);
-    t->init_hash = sum;
+    t->init_hash = state_draw(&t->zero, (uint64_t)t->options->seed);
     publish_parameters(t, true);
 }
 
@@ -752,50 +712,22 @@ static double losses_of(Trainer *t, const MicroBatch *batch) {
 // ----------------------------------------------------------------------------
 // A run: the trainer with its data, its place on disk and its log
 
-// Checkpoints of the run, one at a time under way.
-typedef struct {
-    CheckpointSave save;
-    bool written;          // on all ranks, at the end of the last step: the save under way waits for nothing
-    bool measured;         // the save under way tells what one costs: not the last of a run, for which training waits
-    double began_ms;       // of the save under way
-    double cost_ms;        // time of the main thread that it took
-    double slower_ms;      // what the steps since took longer than step_ms/steps
-    double step_ms, steps; // of steps without a save: sums that forget with a factor of 0.9 per step
-    double interval_s;     // what --mtbf makes of price_s, the last measured cost; 0: not known
-    double price_s;
-    int64_t interval_steps;
-    int64_t next_step; // with --save-every auto
-    int64_t last_step; // of the last save that was begun
-} Saving;
-
 typedef struct {
     Comm *comm;
-    Options options;
-    ModelShape shape; // that the flags override, where they or weights name one
-    ModelConfig config;
-    Layout layout; // of this rank, or with --world of a rank of another job
-    TokenSet train_set, val_set;
-    Loader train, val;
-    Tokenizer tokenizer;
-    bool has_tokenizer; // --tokenizer, or the token files name one that is there
+    Setup setup; // what it is made of
     Trainer trainer;
     Monitor monitor;
-    int lock;                        // of --out; -1 without
+    Saving saving;
     int64_t step;                    // done
     int64_t first_step;              // done before this process began
     size_t resident_start_bytes;     // of the process, everything allocated and no step done
-    int64_t trace_first, trace_last; // steps of --trace
     bool traced;                     // the trace is written
     CommCount step_comm[COMM_KINDS]; // what this rank communicated in training steps
     int64_t tokens;                  // trained on
     int64_t skipped;                 // steps in a row whose loss or norm was not finite
     StepRecord record;               // of the last step, as long as its result is not known; step 0: none
     double started_ms, recorded_ms;  // when that step began; when the last one was recorded
-    bool resumed;
-    Device device;        // opened and checked, until the trainer has it
-    LoaderPosition start; // where the training data goes on
-    int64_t *sample_ids;  // (global batch) of --log-samples
-    Saving saving;
+    int64_t *sample_ids;             // (global batch) of --log-samples
 } Run;
 
 static bool is_first(const Run *run) { return run->comm->rank == 0; } // the rank that speaks and writes
@@ -804,7 +736,7 @@ static bool is_first(const Run *run) { return run->comm->rank == 0; } // the ran
 static void end_with(Run *run, const Error *error) __attribute__((noreturn));
 static void end_with(Run *run, const Error *error) {
     Error ignored = {0};
-    if (run->saving.save.comm != NULL) (void)checkpoint_save_finish(&run->saving.save, &ignored); // what is begun may still become one
+    if (saving_is_under_way(&run->saving)) (void)checkpoint_save_finish(&run->saving.save, &ignored); // what is begun may still become one
     if (run->comm->size == 1) monitor_close(&run->monitor, &ignored), die_error(error);
     if (is_first(run)) monitor_close(&run->monitor, &ignored), fprintf(stderr, "train_gpt: %s\n", error->text);
     comm_finish(run->comm);
@@ -822,12 +754,7 @@ static void require(Run *run, bool good, const Error *error) {
 
 // What every rank must have managed before the run goes on: the first rank that has not tells why, and all end.
 static void require_all(Run *run, bool good, Error *error) {
-    int64_t failing = good ? 0 : run->comm->size - run->comm->rank; // the largest is that of the first rank
-    comm_all_reduce(run->comm->world, &failing, 1, COMM_I64, COMM_MAX);
-    if (failing == 0) return;
-    const int root = run->comm->size - (int)failing;
-    comm_broadcast(run->comm->world, error, (int64_t)sizeof *error, COMM_BYTE, root);
-    end_with(run, error);
+    if (!setup_agree(run->comm, good, error)) end_with(run, error);
 }
 
 static bool due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
@@ -837,8 +764,8 @@ static bool due(int64_t every, int64_t step) { return every > 0 && step % every 
 static const char *agree_on_stop(Run *run, const char *out, int64_t *tokens) {
     const StopReason own = signals_stop_requested(is_first(run) ? out : NULL);
     const CheckpointSave *save = &run->saving.save;
-    int64_t sums[2 + STOP_REASONS] = {tokens != NULL && layout_speaks(&run->layout) ? *tokens : 0,
-                                      save->comm != NULL && !checkpoint_save_written(save)}; // then how many ranks have a reason
+    int64_t sums[2 + STOP_REASONS] = {tokens != NULL && layout_speaks(&run->setup.layout) ? *tokens : 0,
+                                      saving_is_under_way(&run->saving) && !checkpoint_save_written(save)}; // then how many ranks have a reason
     sums[2 + own]++;
     comm_all_reduce(run->comm->world, sums, 2 + STOP_REASONS, COMM_I64, COMM_SUM);
     if (tokens != NULL) *tokens = sums[0];
@@ -853,15 +780,15 @@ static void validate(Run *run) {
     Error error = {0};
     double sums[2] = {0, 0}; // of losses, of valid tokens
     const Trainer *t = &run->trainer;
-    if (run->options.val == NULL) return;
+    if (run->setup.options.val == NULL) return;
     comm_heartbeat(run->comm, run->step, "validation");
-    loader_rewind(&run->val);
-    for (int64_t i = 0; i < ceil_div(run->options.val_batches, t->layout.mesh.dp); i++) {
-        const StepBatch *batch = loader_next(&run->val, &error);
+    loader_rewind(&run->setup.val);
+    for (int64_t i = 0; i < ceil_div(run->setup.options.val_batches, t->layout.mesh.dp); i++) {
+        const StepBatch *batch = loader_next(&run->setup.val, &error);
         require(run, error.code == 0, &error);
         if (batch == NULL) break;
         const double losses = losses_of(&run->trainer, &batch->micros[0]); // also of one too many: other ranks wait for this one's part
-        if (layout_speaks(&t->layout) && i * t->layout.mesh.dp + t->layout.mesh.at.dp < run->options.val_batches) {
+        if (layout_speaks(&t->layout) && i * t->layout.mesh.dp + t->layout.mesh.at.dp < run->setup.options.val_batches) {
             sums[0] += losses;
             sums[1] += (double)batch->valid;
         }
@@ -903,7 +830,7 @@ static void next_logits(Trainer *t, const int32_t *context, int64_t count, float
 // The token that follows, drawn by the rank that speaks for the first replica and told to all; -1: that rank was asked to stop. The other
 // replicas compute along only where they hold shards of the parameters.
 static int32_t next_token(Run *run, const int32_t *context, int64_t count, int64_t number, float *logits) {
-    const Options *o = &run->options;
+    const Options *o = &run->setup.options;
     Trainer *t = &run->trainer;
     const Mesh *mesh = &t->layout.mesh;
     const int speaker = mesh_rank(mesh, (MeshAt){0, 0, mesh->pp - 1, 0});
@@ -912,7 +839,7 @@ static int32_t next_token(Run *run, const int32_t *context, int64_t count, int64
     if (mesh->at.dp == 0 || t->layout.zero == 3) next_logits(t, context, count, logits);
     if (mesh->rank == speaker && signals_stop_requested(NULL) == STOP_NONE) {
         const Philox r = philox(rng_key((uint64_t)o->seed, RNG_SAMPLE), (uint64_t)run->step, (uint64_t)number);
-        id = sampling_choose(logits, run->config.vocab, sampling, (double)r.x[0] / 4294967296.0);
+        id = sampling_choose(logits, run->setup.config.vocab, sampling, (double)r.x[0] / 4294967296.0);
     }
     comm_broadcast(run->comm->world, &id, 1, COMM_I64, speaker);
     return (int32_t)id;
@@ -921,15 +848,16 @@ static int32_t next_token(Run *run, const int32_t *context, int64_t count, int64
 // Prints --sample-tokens tokens after the prompt (or after an end of document). Text when there is a tokenizer, else ids.
 static void generate(Run *run) {
     comm_heartbeat(run->comm, run->step, "generation");
-    const Options *o = &run->options;
-    const int64_t V = run->config.vocab, limit = o->seq;
+    const Options *o = &run->setup.options;
+    const int64_t V = run->setup.config.vocab, limit = o->seq;
     TokenIds prompt = {0};
-    if (o->prompt != NULL && run->has_tokenizer) tokenizer_encode(&run->tokenizer, o->prompt, (int64_t)strlen(o->prompt), true, &prompt);
+    if (o->prompt != NULL && run->setup.has_tokenizer)
+        tokenizer_encode(&run->setup.tokenizer, o->prompt, (int64_t)strlen(o->prompt), true, &prompt);
     int64_t count = prompt.count;
     token_ids_reserve(&prompt, 1 + o->sample_tokens);
     int32_t *ids = prompt.ids;
     float *logits = base_new((size_t)V, sizeof *logits);
-    const int64_t shown = count, eot = run->train_set.info.eot >= 0 ? run->train_set.info.eot : run->tokenizer.eot;
+    const int64_t shown = count, eot = run->setup.train_set.info.eot >= 0 ? run->setup.train_set.info.eot : run->setup.tokenizer.eot;
     if (count == 0) ids[count++] = eot >= 0 && eot < V ? (int32_t)eot : 0;
     const int64_t begin = count;
     for (int64_t i = 0; i < o->sample_tokens; i++) {
@@ -938,94 +866,24 @@ static void generate(Run *run) {
         if (ids[count] < 0) break;
         count++;
     }
-    MonitorJson text = {0}; // all of it at once: a character may lie across tokens
-    for (int64_t i = 0; i < count; i++) {
-        char number[16];
-        int64_t bytes;
-        if (i >= shown && i < begin) continue; // the end of document that stands for a prompt
-        const char *piece = run->has_tokenizer ? tokenizer_decode(&run->tokenizer, ids[i], &bytes) : number;
-        if (!run->has_tokenizer) bytes = snprintf(number, sizeof number, "%d ", ids[i]);
-        monitor_json_bytes(&text, piece, (size_t)bytes);
-    }
     Error error = {0};
-    require(run, !is_first(run) || monitor_sample(&run->monitor, text.text, text.length, &error), &error);
-    monitor_json_free(&text);
+    const int64_t first = shown > 0 ? 0 : begin; // the end of document that stands for a prompt is not shown
+    require(run, !is_first(run) || report_sample(&run->monitor, &run->setup, ids + first, count - first, &error), &error);
     free(logits);
     token_ids_free(&prompt);
 }
 
 // ----------------------------------------------------------------------------
-// Checkpoints. Every rank writes and reads the pieces that its shards hold: where they live when that is host memory, else by way of a copy.
+// Checkpoints
 
-// This rank's piece of a tensor in one of its shards' arenas.
-static CheckpointSlice checkpoint_slice(const Zero *zero, int i, const char *prefix, Buffer shard) {
-    const ZeroPiece piece = zero_piece(zero, i);
-    return weights_slice(&zero->model->tensors[i], &zero->part[i], prefix, shard.dtype, piece.from, piece.to, buffer_at(shard, piece.at).data);
-}
-
-// Everything that a run needs to go on: a row per tensor and kind of state that this rank holds a piece of; with `own` only of what no other
-// rank writes. The caller frees it.
-static CheckpointSlice *checkpoint_slices(const Trainer *t, bool own, int *count) {
-    const Zero *zero = &t->zero;
-    CheckpointSlice *rows = base_new((size_t)zero->model->count * 4, sizeof *rows);
-    *count = 0;
-    for (int i = 0; i < zero->model->count; i++) {
-        const ZeroPiece piece = zero_piece(zero, i);
-        if (piece.from == piece.to || (own && !(zero->part[i].counts && t->layout.replica == 0))) continue;
-        const ZeroShard shard = zero_shard(zero, zero->model->tensors[i].unit);
-        rows[(*count)++] = checkpoint_slice(zero, i, "", shard.param);
-        if (shard.master.data != NULL) rows[(*count)++] = checkpoint_slice(zero, i, "master/", shard.master);
-        rows[(*count)++] = checkpoint_slice(zero, i, "adam_m/", shard.adam_m);
-        rows[(*count)++] = checkpoint_slice(zero, i, "adam_v/", shard.adam_v);
-    }
-    return rows;
-}
-
-static CheckpointDataFile *data_files(const TokenSet *set) {
-    CheckpointDataFile *files = base_new((size_t)set->count, sizeof *files);
-    for (int64_t i = 0; i < set->count; i++) files[i] = (CheckpointDataFile){set->files[i].path, set->files[i].tokens};
-    return files;
-}
-
-// Copies what the slices hold to the snapshot, and points them there.
-static void take_snapshot(Trainer *t, CheckpointSlice *slices, int count) {
-    char *at = t->zero.snapshot;
-    for (int i = 0; i < count; i++) {
-        const size_t bytes = (size_t)(slices[i].to - slices[i].from) * dtype_bytes(slices[i].dtype);
-        t->device.copy_out(&t->device, at, slices[i].data, bytes);
-        slices[i].data = at;
-        at += bytes;
-        comm_progress(t->comm);
-    }
-}
-
-// With --save-every auto: when to save next, by the clock of rank 0.
-static void plan_next_save(Run *run) {
-    Saving *saving = &run->saving;
-    const Options *o = &run->options;
-    const double step_s = saving->steps > 0 ? saving->step_ms / saving->steps * 1e-3 : 0;
-    if (!saving->measured) return;
-    if (o->mtbf > 0 && step_s > 0) {
-        saving->price_s = saving->cost_ms * 1e-3;
-        saving->interval_s = checkpoint_interval(saving->price_s, o->mtbf * 3600);
-        saving->interval_steps = (int64_t)fmin(fmax(saving->interval_s / step_s, 1), 1e12);
-    }
-    if (o->save_every != OPTIONS_AUTO) return;
-    saving->next_step = run->step + saving->interval_steps;
-    comm_broadcast(run->comm->world, &saving->next_step, 1, COMM_I64, 0);
-}
-
-// Finishes the save under way, if there is one: commits what the ranks have written. A failed one ends the run; what was there before stays.
+// Finishes the save under way, if there is one. A failed one ends the run; what was there before stays.
 static void finish_save(Run *run) {
     Saving *saving = &run->saving;
-    if (saving->save.comm == NULL) return;
+    if (!saving_is_under_way(saving)) return;
     Error error = {0};
     const int64_t step = saving->save.state.step;
-    const double begin = clock_ms();
     comm_heartbeat(run->comm, run->step, "saving");
-    if (!checkpoint_save_finish(&saving->save, &error)) end_with(run, &error);
-    saving->cost_ms += clock_ms() - begin + fmax(0, saving->slower_ms);
-    plan_next_save(run);
+    if (!saving_finish(saving, run->step, &error)) end_with(run, &error);
     if (!is_first(run)) return;
     MonitorJson *event = monitor_event_begin(&run->monitor, "save");
     monitor_put_int(event, "saved_step", step);
@@ -1034,371 +892,55 @@ static void finish_save(Run *run) {
     require(run, monitor_event_end(&run->monitor, &error), &error);
 }
 
-// Begins a save of this step. Where there is a snapshot it is written while training goes on; otherwise, and with `wait`, this returns when
-// the checkpoint is there.
+// Begins a save of this step, which is written while training goes on. With `wait`, or where there is no room for a copy, this returns when the
+// checkpoint is there.
 static void save(Run *run, bool wait) {
     finish_save(run);
-    Saving *saving = &run->saving;
-    Trainer *t = &run->trainer;
     Error error = {0};
-    int count;
-    saving->began_ms = clock_ms();
-    saving->last_step = run->step;
     comm_heartbeat(run->comm, run->step, "saving");
-    const LoaderPosition at = loader_position(&run->train);
-    CheckpointSlice *slices = checkpoint_slices(t, true, &count);
-    const bool async = run->options.async_save && t->zero.config.snapshot;
-    saving->measured = !wait || !async;
-    wait = wait || !async;
-    if (!wait || !t->device.on_host) take_snapshot(t, slices, count);
-    CheckpointDataFile *files = data_files(&run->train_set);
-    const CheckpointState state = {.step = run->step,
-                                   .tokens = run->tokens,
-                                   .optimizer_steps = t->optimizer_steps,
-                                   .seed = run->options.seed,
-                                   .epoch = at.epoch,
-                                   .position = at.position,
-                                   .row = at.row,
-                                   .data_files = files,
-                                   .data_file_count = run->train_set.count,
-                                   .model = checkpoint_model_json(&run->config),
-                                   .flags = checkpoint_flags_json(&run->options)};
-    const bool good = checkpoint_save_begin(&saving->save, run->comm, run->options.out, &state, slices, count, run->options.keep, &error);
-    json_decref(state.model);
-    json_decref(state.flags);
-    free(files);
-    free(slices);
-    if (!good) end_with(run, &error);
-    saving->written = false;
-    saving->cost_ms = clock_ms() - saving->began_ms, saving->slower_ms = 0;
-    if (wait) finish_save(run);
-}
-
-// Whether a checkpoint is due after this step. With --save-every auto the first comes early, to know what one costs.
-static bool save_due(const Run *run, int64_t step) {
-    enum { FIRST = 10 };
-    const Saving *saving = &run->saving;
-    const int64_t every = run->options.save_every;
-    if (every != OPTIONS_AUTO) return due(every, step);
-    if (saving->save.comm != NULL) return false; // what it costs decides
-    return saving->next_step > 0 ? step >= saving->next_step : step >= run->first_step + FIRST;
-}
-
-// What a step's time tells of the cost of saving.
-static void time_step(Saving *saving, double ms) {
-    if (saving->save.comm == NULL) {
-        saving->step_ms = 0.9 * saving->step_ms + ms;
-        saving->steps = 0.9 * saving->steps + 1;
-    } else if (saving->steps > 0) {
-        saving->slower_ms += ms - saving->step_ms / saving->steps;
-    }
-}
-
-// Finds the checkpoint that --resume names and checks that this run may go on from it. *found: there is one.
-static bool find_checkpoint(Run *run, Checkpoint *checkpoint, bool *found, Error *error) {
-    const Options *o = &run->options;
-    *found = false;
-    if (strcmp(o->resume, "no") == 0) {
-        int64_t existing = 0;
-        if (o->out == NULL || !checkpoint_count(o->out, &existing, error) || existing == 0) return error->code == 0;
-        return fail(error, CODE_USAGE, "--out: '%s' holds %lld checkpoint%s; wanted --resume auto to go on, or another directory", o->out,
-                    (long long)existing, existing == 1 ? "" : "s");
-    }
-    if (strcmp(o->resume, "auto") == 0) {
-        if (o->out == NULL) return fail(error, CODE_USAGE, "--resume auto: wanted --out, the directory to look in");
-        if (!checkpoint_find(run->comm, o->out, checkpoint, found, stderr, error)) return false;
-    } else {
-        if (!checkpoint_open(run->comm, o->resume, checkpoint, error)) return false;
-        *found = true;
-    }
-    if (!*found) return true;
-    const CheckpointState *state = &checkpoint->manifest.state;
-    // What decides which sequences come next, and how the tensors are stored.
-    const int fixed[] = {OPTION_precision, OPTION_seed, OPTION_shuffle, OPTION_pack, OPTION_seq, OPTION_eot};
-    CheckpointDataFile *files = data_files(&run->train_set);
-    const bool trains = o->steps > 0; // only then does the data position matter
-    const bool good = checkpoint_model_check(checkpoint->directory, state->model, &run->config, error) &&
-                      checkpoint_flags_check(checkpoint->directory, state->flags, o, fixed, trains ? 6 : 1, error) &&
-                      (!trains || checkpoint_data_check(checkpoint->directory, state, files, run->train_set.count, error));
-    free(files);
-    run->start = (LoaderPosition){state->epoch, state->position, state->row};
-    if (good && trains && o->dump_grads != NULL && state->step > 0) {
-        return fail(error, CODE_USAGE, "--dump-grads: writes the gradients of step 1, this run goes on after step %lld", (long long)state->step);
-    }
-    run->step = state->step;
-    run->tokens = state->tokens;
-    run->resumed = true;
-    return good;
-}
-
-// Reads slices to where they live, one at a time where the way is by a copy.
-static void read_slices(Run *run, const Checkpoint *checkpoint, const CheckpointSlice *slices, int count) {
-    Device *d = &run->trainer.device;
-    Error error = {0};
-    if (d->on_host) {
-        require(run, checkpoint_read(checkpoint, slices, count, false, &error), &error);
-        return;
-    }
-    for (int i = 0; i < count; i++) {
-        const size_t bytes = (size_t)(slices[i].to - slices[i].from) * dtype_bytes(slices[i].dtype);
-        CheckpointSlice copy = slices[i];
-        copy.data = base_new(bytes, 1);
-        require(run, checkpoint_read(checkpoint, &copy, 1, false, &error), &error);
-        d->copy_in(d, slices[i].data, copy.data, bytes);
-        free(copy.data);
-    }
+    const SavingPoint point = {run->step, run->tokens, run->trainer.optimizer_steps, loader_position(&run->setup.train)};
+    if (!saving_begin(&run->saving, &point, wait, &error)) end_with(run, &error);
+    if (wait || !saving_is_async(&run->saving)) finish_save(run);
 }
 
 static void load(Run *run, const Checkpoint *checkpoint) {
+    Trainer *t = &run->trainer;
+    Error error = {0};
     int count;
-    CheckpointSlice *slices = checkpoint_slices(&run->trainer, false, &count);
-    read_slices(run, checkpoint, slices, count);
+    CheckpointSlice *slices = state_slices(&t->zero, false, &count);
+    require(run, state_read(&t->zero, checkpoint, slices, count, &error), &error);
     free(slices);
-    trainer_set_steps(&run->trainer, checkpoint->manifest.state.optimizer_steps);
-    publish_parameters(&run->trainer, false);
+    trainer_set_steps(t, checkpoint->manifest.state.optimizer_steps);
+    publish_parameters(t, false);
 }
 
-// --init-from: weights only, of a checkpoint of either precision or of a Hugging Face model. Closes them.
+// --init-from. Closes the weights.
 static void load_weights(Run *run, ModelWeights *weights) {
-    enum { PIECE = 1 << 24 };
-    Trainer *t = &run->trainer;
     Error error = {0};
-    for (int i = 0; i < t->model.count; i++) {
-        const Tensor *tensor = &t->model.tensors[i];
-        const ZeroPiece piece = zero_piece(&t->zero, i);
-        float *values = base_new((size_t)min_i64(PIECE, piece.to - piece.from), sizeof *values);
-        for (int64_t begin = piece.from; begin < piece.to; begin += PIECE) {
-            const int64_t count = min_i64(PIECE, piece.to - begin);
-            require(run,
-                    weights_read(weights, tensor, &t->zero.part[i], begin, begin + count, values, &error) &&
-                        weights_finite(tensor, values, count, &error),
-                    &error);
-            const Buffer to = buffer_at(full_precision(t, tensor->unit), piece.at + begin - piece.from);
-            t->device.copy_in(&t->device, to.data, values, (size_t)count * sizeof *values);
-            comm_progress(run->comm);
-        }
-        free(values);
-    }
+    require(run, state_read_weights(&run->trainer.zero, weights, &error), &error);
     weights_close(weights);
-    publish_parameters(t, true);
+    publish_parameters(&run->trainer, true);
 }
 
-// The whole of a tensor, or of its gradient, on every rank. The caller frees it.
-static float *whole_tensor(Trainer *t, int i, bool gradient) {
-    const int unit = t->model.tensors[i].unit;
-    return zero_whole(&t->zero, i, gradient ? zero_shard(&t->zero, unit).grad : full_precision(t, unit));
-}
-
-// --dump-grads: the gradients as they are before clipping, by the names of the tensor table.
+// --dump-grads: the gradients as they are before clipping.
 static void dump_gradients(Run *run) {
-    const Options *o = &run->options;
-    Trainer *t = &run->trainer;
+    const char *directory = run->setup.options.dump_grads;
     Error error = {0};
-    if (o->dump_grads == NULL) return;
-    const int count = t->model.count;
-    SafetensorsEntry *entries = base_new((size_t)count, sizeof *entries);
-    float **gradients = base_new((size_t)count, sizeof *gradients);
-    for (int i = 0; i < count; i++) {
-        const Tensor *tensor = &t->model.tensors[i];
-        gradients[i] = whole_tensor(t, i, true);
-        entries[i] = (SafetensorsEntry){
-            .name = tensor->name, .dtype = "F32", .rank = tensor->rank, .shape = {tensor->shape[0], tensor->shape[1]}, .data = gradients[i]};
-        if (!is_first(run)) free(gradients[i]);
-    }
-    if (is_first(run)) {
-        char *path = path_join(o->dump_grads, "grads.safetensors");
-        require(run, directory_create(o->dump_grads, &error) && safetensors_write_simple(path, entries, count, &error), &error);
-        free(path);
-        for (int i = 0; i < count; i++) free(gradients[i]);
-    }
-    free(gradients);
-    free(entries);
+    if (directory == NULL) return;
+    require(run, export_gradients(&run->trainer.zero, directory, &error), &error);
 }
-
-// ----------------------------------------------------------------------------
-// Preparation: everything that can be checked is, before the first large allocation.
-
-static LoaderConfig loader_config(const Run *run, bool training) {
-    const Options *o = &run->options;
-    return (LoaderConfig){.tokens = training ? &run->train_set : &run->val_set,
-                          .flag = training ? "--train" : "--val",
-                          .seq = o->seq,
-                          .micro_batch = o->micro_batch,
-                          .global_batch = training ? o->global_batch : o->micro_batch * run->layout.mesh.dp,
-                          .rank = run->layout.mesh.at.dp,
-                          .ranks = run->layout.mesh.dp,
-                          .seed = (uint64_t)o->seed,
-                          .shuffle = training && o->shuffle,
-                          .pack = o->pack,
-                          .eot = o->given[OPTION_eot]           ? o->eot
-                                 : run->train_set.info.eot >= 0 ? run->train_set.info.eot
-                                 : run->val_set.info.eot >= 0   ? run->val_set.info.eot
-                                 : run->has_tokenizer           ? run->tokenizer.eot
-                                                                : -1,
-                          .once = !training};
-}
-
-static bool prepare_tokens(TokenSet *set, const char *pattern, const char *flag, Error *error) {
-    set->info = (TokenInfo){.eot = -1, .documents = -1};
-    return pattern == NULL || tokens_open(set, pattern, flag, error);
-}
-
-// The tokenizer that the token files name, where it is there: without it a run only lacks text.
-static bool prepare_data_tokenizer(Run *run, Error *error) {
-    const Options *o = &run->options;
-    const TokenSet *set = run->train_set.info.tokenizer[0] != '\0' ? &run->train_set : &run->val_set;
-    const char *name = set->info.tokenizer[0] == '\0' && run->config.vocab == TOKENIZER_BYTE_VOCAB ? "byte" : set->info.tokenizer;
-    char path[4300];
-    Error unknown = {0};
-    run->has_tokenizer = tokenizer_resolve(name, set->count > 0 ? set->files[0].path : "", path) && tokenizer_open(&run->tokenizer, path, &unknown);
-    if (o->prompt == NULL || o->prompt[0] == '\0' || run->has_tokenizer) return true;
-    if (unknown.code != 0) return fail(error, unknown.code, "--prompt: the tokenizer of the data: %s", unknown.text);
-    return fail(error, CODE_USAGE, "--prompt: the tokenizer of the data (%.100s) is not there, wanted --tokenizer",
-                name[0] != '\0' ? name : "unknown");
-}
-
-// Vocabulary and tokenizer, of --tokenizer or of the token files, checked against each other and against --vocab.
-static bool prepare_vocabulary(Run *run, Error *error) {
-    const TokenInfo *train = &run->train_set.info, *val = &run->val_set.info;
-    const char *path = run->options.tokenizer;
-    int64_t named = train->vocab > 0 ? train->vocab : val->vocab;
-    if (train->vocab > 0 && val->vocab > 0 && train->vocab != val->vocab) {
-        return fail(error, CODE_INPUT, "--val: its vocabulary has %lld tokens, that of --train %lld: not made by the same tokenizer",
-                    (long long)val->vocab, (long long)train->vocab);
-    }
-    if (path != NULL) {
-        if (!tokenizer_open(&run->tokenizer, path, error)) return false;
-        run->has_tokenizer = true;
-    }
-    if (!model_configure_over(&run->config, &run->options, &run->shape, named > 0 ? named : run->tokenizer.vocab, error)) return false;
-    if (path == NULL && !prepare_data_tokenizer(run, error)) return false;
-    if (run->tokenizer.kind == TOKENIZER_BPE && named > 0 && named != run->tokenizer.vocab) {
-        return fail(error, CODE_INPUT, "--tokenizer: has %lld tokens, the token files say %lld: not the tokenizer that made them",
-                    (long long)run->tokenizer.vocab, (long long)named);
-    }
-    if (run->config.vocab < named) {
-        return fail(error, CODE_USAGE, "--vocab: got %lld, the token files need %lld", (long long)run->config.vocab, (long long)named);
-    }
-    if (run->config.vocab < run->tokenizer.vocab) {
-        return fail(error, CODE_USAGE, "--vocab: got %lld, the tokenizer has %lld", (long long)run->config.vocab, (long long)run->tokenizer.vocab);
-    }
-    if (run->options.given[OPTION_eot] && run->options.eot >= run->config.vocab) {
-        return fail(error, CODE_USAGE, "--eot: got %lld, wanted an id below the vocabulary of %lld", (long long)run->options.eot,
-                    (long long)run->config.vocab);
-    }
-    return true;
-}
-
-// Which part of the model and the batch this rank takes.
-static bool prepare_layout(Run *run, Error *error) {
-    Options *o = &run->options;
-    const bool other = o->given[OPTION_world];
-    if (other && !o->dry_run) return fail(error, CODE_USAGE, "--world: plans for another number of ranks: wanted --dry-run with it");
-    if (!layout_create(&run->layout, &run->config, o, other ? (int)o->world : run->comm->size, other ? 0 : run->comm->rank, error)) return false;
-    ScheduleShape shape;
-    o->global_batch = layout_global_batch(&run->layout, o);
-    return layout_schedule(&run->layout, o, &shape, error) && devices_check(o, &run->layout.local, error);
-}
-
-static bool prepare(Run *run, Error *error) {
-    Options *o = &run->options;
-    if (o->save_every == OPTIONS_AUTO && o->mtbf == 0) return fail(error, CODE_USAGE, "--save-every auto: wanted --mtbf HOURS with it");
-    if (o->trace != NULL && !trace_parse(o->trace, &run->trace_first, &run->trace_last, error)) return false;
-    if (o->trace != NULL && o->out == NULL) return fail(error, CODE_USAGE, "--trace: wanted --out, the directory that gets trace.json");
-    if (o->trace != NULL && run->trace_first > o->steps) {
-        return fail(error, CODE_USAGE, "--trace: got '%.64s', wanted steps of this run (--steps %lld)", o->trace, (long long)o->steps);
-    }
-    if (o->train == NULL && o->steps > 0 && !o->dry_run) {
-        return fail(error, CODE_USAGE, "--train: got nothing, wanted token files (data/kjv.sh makes some; --steps 0 only validates and samples)");
-    }
-    return prepare_tokens(&run->train_set, o->train, "--train", error) && prepare_tokens(&run->val_set, o->val, "--val", error) &&
-           prepare_vocabulary(run, error) && prepare_layout(run, error) &&
-           (o->train == NULL || tokens_check(&run->train_set, run->config.vocab, error)) &&
-           (o->val == NULL || tokens_check(&run->val_set, run->config.vocab, error));
-}
-
-static bool open_loaders(Run *run, Error *error) {
-    const Options *o = &run->options;
-    const LoaderConfig train = loader_config(run, true), val = loader_config(run, false);
-    const LoaderPosition beginning = {0};
-    return (o->train == NULL || loader_open(&run->train, &train, o->steps > 0 ? run->start : beginning, error)) &&
-           (o->val == NULL || loader_open(&run->val, &val, beginning, error));
-}
-
-// Sizes of everything that will be allocated.
-static bool prepare_plan(const Run *run, const Model *model, PlanInput *plan, Error *error) {
-    const Options *o = &run->options;
-    const LoaderConfig train = loader_config(run, true), val = loader_config(run, false);
-    if (!plan_create(plan, model, o, run->layout.mesh.world, error)) return false;
-    plan->train_tokens = run->train_set.tokens;
-    plan->machine_bytes = plan_machine_bytes();
-    plan->local_ranks = o->given[OPTION_world] ? 0 : run->comm->local_size;
-    if (o->train != NULL) plan->train_samples = loader_sequences_per_epoch(&run->train);
-    const int64_t data_bytes = (o->train != NULL ? loader_bytes(&train) : 0) + (o->val != NULL ? loader_bytes(&val) : 0);
-    return data_bytes == 0 || plan_add(plan, "data", (size_t)data_bytes, 1, error);
-}
-
-// Opens the device; nothing is allocated there yet.
-static bool prepare_device(Run *run, PlanInput *plan, Error *error) {
-    Device *d = &run->device;
-    if (!devices_open(d, &run->options, run->comm, error)) return false;
-    plan->device_bytes = d->free_bytes(d);
-    return true;
-}
-
-static float *export_whole(void *context, int tensor, Error *error) {
-    (void)error;
-    Run *run = context;
-    comm_heartbeat(run->comm, run->step, "export");
-    return whole_tensor(&run->trainer, tensor, false);
-}
-
-static Dtype export_dtype(const Options *o) { return o->precision == PRECISION_BF16 ? DTYPE_BF16 : DTYPE_F32; }
 
 // --export-hf: rank 0 writes what all gather.
 static void export_hf(Run *run) {
-    const Options *o = &run->options;
+    const Options *o = &run->setup.options;
     Error error = {0};
     if (o->export_hf == NULL) return;
-    json_t *ids = hf_export_ids(o->init_from, loader_config(run, true).eot);
-    const HfExport export = {
-        .directory = o->export_hf, .dtype = export_dtype(o), .shard_bytes = hf_export_shard_bytes(o), .tokenizer = o->tokenizer, .ids = ids};
-    require(run, hf_export_write(&export, &run->trainer.model, is_first(run), export_whole, run, &error), &error);
-    json_decref(ids);
-    if (is_first(run)) monitor_say(&run->monitor, "%s holds the model in %s", o->export_hf, dtype_names[export.dtype]);
+    require(run, export_model(&run->trainer.zero, o, setup_eot(&run->setup), run->step, &error), &error);
+    if (is_first(run)) monitor_say(&run->monitor, "%s holds the model in %s", o->export_hf, dtype_names[run->trainer.dtype]);
 }
 
-static void banner(const Run *run, const PlanInput *plan) {
-    const Options *o = &run->options;
-    const ModelConfig *m = &run->config;
-    const PlanFacts facts = plan_facts(plan);
-    char parameters[32], memory[32];
-    printf("model   %s: %s parameters, %lld layers, %lld channels, %lld heads (%lld kv), ffn %lld, vocabulary %lld\n",
-           o->model != NULL   ? o->model
-           : run->shape.known ? run->shape.name
-                              : "custom",
-           plan_count_text((double)facts.parameters, parameters), (long long)m->layers, (long long)m->channels, (long long)m->heads,
-           (long long)m->kv_heads, (long long)m->ffn, (long long)m->vocab);
-    printf("batch   %lld sequences of %lld tokens = %lld tokens a step (%lld at once); %lld steps\n", (long long)o->global_batch, (long long)o->seq,
-           (long long)facts.tokens_per_step, (long long)o->micro_batch, (long long)o->steps);
-    if (run->comm->size > 1) {
-        const Mesh *mesh = &run->layout.mesh;
-        printf("ranks   %d = tp %d%s x pp %d (layers %s, %s) x dp %d (zero %d), %d on this host\n", mesh->world, mesh->tp,
-               run->layout.sp ? " sp" : "", mesh->pp, plan->stages, schedule_kind_names[plan->schedule.kind], mesh->dp, run->layout.zero,
-               run->comm->local_size);
-    }
-    const Device *d = &run->trainer.device;
-    char products[64];
-    snprintf(products, sizeof products, "%d threads, matrix products by %s", omp_get_max_threads(), BUILD_BLAS);
-    printf("device  %s, %s, %s; %s of memory planned\n", d->name, d->model[0] != '\0' ? d->model : products,
-           o->precision == PRECISION_BF16 ? "bf16 with fp32 master weights" : "fp32", plan_bytes_text((double)facts.total_bytes, memory));
-    if (o->train != NULL) {
-        printf("data    %lld tokens in %lld file%s, %.4g epochs of %lld sequences\n", (long long)run->train_set.tokens,
-               (long long)run->train_set.count, run->train_set.count == 1 ? "" : "s", facts.epochs, (long long)plan->train_samples);
-    }
-    if (run->resumed) printf("resumed at step %lld\n", (long long)run->step);
-    fflush(stdout);
-}
+// ----------------------------------------------------------------------------
+// Records of steps, the trace, the end
 
 // The ids of the whole global batch, in its order: replica after replica.
 static void gather_sample_ids(Run *run, const StepBatch *batch) {
@@ -1410,21 +952,21 @@ static void open_record(Run *run, const StepBatch *batch, int64_t tokens, double
     run->step++;
     run->tokens += tokens;
     run->started_ms = started_ms;
-    if (run->options.log_samples) gather_sample_ids(run, batch);
-    run->record = (StepRecord){.step = run->step, .tokens = tokens, .samples = run->sample_ids, .sample_count = run->options.global_batch};
+    if (run->setup.options.log_samples) gather_sample_ids(run, batch);
+    run->record = (StepRecord){.step = run->step, .tokens = tokens, .samples = run->sample_ids, .sample_count = run->setup.options.global_batch};
 }
 
 // Whether the result of a step is wanted before the next one begins: where it is there anyway, and by whatever comes between the two.
 static bool wants_result(const Run *run, int64_t step, const char *stop) {
-    const Options *o = &run->options;
+    const Options *o = &run->setup.options;
     return run->trainer.device.on_host || stop != NULL || step == o->steps || o->log_samples || due(o->val_every, step) ||
-           due(o->sample_every, step) || run->saving.save.comm != NULL || save_due(run, step);
+           due(o->sample_every, step) || saving_is_under_way(&run->saving) || saving_is_due(&run->saving, step);
 }
 
 // Waits for the result of the step whose record is open, if one is, and logs it. A step that was skipped is told, and after --bad-steps in a row
 // the run ends.
 static void close_record(Run *run) {
-    const Options *o = &run->options;
+    const Options *o = &run->setup.options;
     Error error = {0};
     StepRecord *record = &run->record;
     if (record->step == 0) return;
@@ -1434,7 +976,7 @@ static void close_record(Run *run) {
     record->loss = result.loss_sum, record->grad_norm = result.grad_norm, record->lr = result.lr;
     record->ms = now_ms - fmax(run->started_ms, run->recorded_ms); // a step that was begun early has waited for the one before
     run->recorded_ms = now_ms;
-    time_step(&run->saving, record->ms);
+    saving_time_step(&run->saving, record->ms);
     require(run, !is_first(run) || monitor_step(&run->monitor, record, &error), &error);
     record->step = 0;
     run->skipped = result.skip ? run->skipped + 1 : 0;
@@ -1451,43 +993,13 @@ static void close_record(Run *run) {
     }
 }
 
-// The last record of a finished run, with what every rank held and sent, and the same as a table; closes the log.
+// The last record of a finished run; closes the log.
 static void record_end(Run *run, bool finished) {
     Error error = {0};
-    const Trainer *t = &run->trainer;
-    const int size = run->comm->size;
-    const ZeroBytes bytes = t->zero.bytes;
-    const MeshAt at = t->layout.mesh.at;
-    MonitorRank own = {.tp = at.tp,
-                       .pp = at.pp,
-                       .dp = at.dp,
-                       .param_bytes = bytes.param_bytes,
-                       .grad_bytes = bytes.grad_bytes,
-                       .optim_bytes = bytes.optim_bytes + bytes.master_bytes,
-                       .activation_peak_bytes = t->arena_bytes,
-                       .buffer_bytes = bytes.buffer_bytes + bytes.snapshot_bytes,
-                       .resident_start_bytes = run->resident_start_bytes};
-    size_t now_bytes;
-    monitor_resident(&now_bytes, &own.resident_peak_bytes);
-    memcpy(own.comm, run->comm->counts, sizeof own.comm);
+    MonitorRank own = {.activation_peak_bytes = run->trainer.arena_bytes, .resident_start_bytes = run->resident_start_bytes};
     memcpy(own.step_comm, run->step_comm, sizeof own.step_comm);
-    MonitorRank *ranks = base_new((size_t)size, sizeof *ranks);
-    comm_all_gather(run->comm->world, ranks, &own, (int64_t)sizeof own, COMM_BYTE);
-    if (is_first(run)) {
-        const int64_t launches = run->trainer.device.kernel_launches(&run->trainer.device);
-        require(run, !finished || monitor_end(&run->monitor, t->init_hash, t->device.name, launches, ranks, size, &error), &error);
-        if (finished) monitor_ranks(&run->monitor, ranks, size, run->step - run->first_step);
-        require(run, monitor_close(&run->monitor, &error), &error);
-    }
-    free(ranks);
-}
-
-// What --mtbf makes of the measured cost of a save.
-static void say_interval(Run *run) {
-    const Saving *saving = &run->saving;
-    if (!is_first(run) || saving->interval_steps == 0) return;
-    monitor_say(&run->monitor, "a save costs %.3g s of training; at a failure every %.3g hours one every %lld step%s (%.3g s) loses the least",
-                saving->price_s, run->options.mtbf, (long long)saving->interval_steps, saving->interval_steps == 1 ? "" : "s", saving->interval_s);
+    const bool good = report_end(&run->monitor, &run->trainer.zero, own, run->trainer.init_hash, run->step - run->first_step, finished, &error);
+    require(run, good, &error);
 }
 
 // Before (-1) and after (1) a step: what it communicated is the difference.
@@ -1504,39 +1016,23 @@ static void write_trace(Run *run, bool ending) {
     Error error = {0};
     if (trace->first == 0 || run->traced || !(ending || run->step >= trace->last)) return;
     run->traced = true;
-    char *path = path_join(run->options.out, "trace.json"), text[256];
+    char *path = path_join(run->setup.options.out, "trace.json"), text[256];
     require_all(run, trace_write(trace, run->comm, path, &error), &error);
     if (is_first(run)) monitor_say(&run->monitor, "%s", trace_summary(trace, path, text));
     free(path);
 }
 
 // Gives back all but the trainer.
-static void run_end(Run *run, Model *model) {
+static void run_end(Run *run) {
     free(run->sample_ids);
-    loader_close(&run->train);
-    loader_close(&run->val);
-    tokens_close(&run->train_set);
-    tokens_close(&run->val_set);
-    tokenizer_close(&run->tokenizer);
-    if (run->lock >= 0) close(run->lock);
-    layout_free(&run->layout);
-    model_free(model);
-    options_free(&run->options);
+    setup_free(&run->setup);
     comm_finish(run->comm);
 }
 
 #ifndef TRAIN_GPT_NO_MAIN
 // --help, --version, --model list
 static int inform(Run *run) {
-    if (is_first(run)) {
-        if (run->options.help) {
-            options_help(stdout);
-        } else if (run->options.version) {
-            printf("train_gpt, commit %s, matrix products by %s, compiler %s\n", BUILD_COMMIT, BUILD_BLAS, __VERSION__);
-        } else {
-            model_list(stdout);
-        }
-    }
+    if (is_first(run)) report_information(&run->setup.options);
     comm_finish(run->comm);
     return CODE_OK;
 }
@@ -1544,76 +1040,50 @@ static int inform(Run *run) {
 // --steps 0 --export-hf of weights that are there
 static int convert(Run *run) {
     Error error = {0};
-    if (!hf_convert(run->comm, &run->options, &error)) end_with(run, &error);
-    options_free(&run->options);
+    if (!hf_convert(run->comm, &run->setup.options, &error)) end_with(run, &error);
+    options_free(&run->setup.options);
     comm_finish(run->comm);
     return CODE_OK;
 }
 
 // Allocates, initialises or loads, opens the log and says what is about to happen.
-static void begin(Run *run, const Model *model, Checkpoint *checkpoint, ModelWeights *weights, const PlanInput *plan, int argc, char **argv) {
-    const Options *o = &run->options;
+static void begin(Run *run, int argc, char **argv) {
+    Setup *setup = &run->setup;
+    const Options *o = &setup->options;
     Trainer *t = &run->trainer;
     Error error = {0};
-    trainer_create(t, o, &run->config, run->comm, run->device);
+    run->first_step = run->step = setup->step;
+    run->tokens = setup->tokens;
+    trainer_create(t, o, &setup->config, run->comm, setup->device);
     trainer_init_parameters(t);
-    if (checkpoint != NULL) load(run, checkpoint), checkpoint_close(checkpoint);
-    if (checkpoint == NULL && o->init_from != NULL) load_weights(run, weights);
+    run->saving = (Saving){.setup = setup, .zero = &t->zero, .first_step = run->step};
+    if (setup->resumes) load(run, &setup->checkpoint), checkpoint_close(&setup->checkpoint);
+    if (!setup->resumes && o->init_from != NULL) load_weights(run, &setup->weights);
     if (o->log_samples) run->sample_ids = base_new((size_t)o->global_batch, sizeof *run->sample_ids);
     const double peak_flops = t->device.peak_flops(&t->device, t->dtype);
     // A run that only looks (--steps 0) at an existing checkpoint leaves its log alone.
-    const char *log = checkpoint != NULL && o->steps == 0 ? NULL : o->out;
-    require_all(run, !is_first(run) || monitor_open(&run->monitor, log, o->steps, checkpoint != NULL, run->step, &error), &error);
-    monitor_rates(&run->monitor, model_flops_per_token(model, o->seq), peak_flops * run->comm->size);
+    const char *log = setup->resumes && o->steps == 0 ? NULL : o->out;
+    require_all(run, !is_first(run) || monitor_open(&run->monitor, log, o->steps, setup->resumes, run->step, &error), &error);
+    monitor_rates(&run->monitor, model_flops_per_token(&t->model, o->seq), peak_flops * run->comm->size);
     if (run->comm->mpi) run->monitor.terminal = false; // a launcher's pipe, even where it looks like a terminal
-    if (log != NULL && is_first(run)) require(run, monitor_run_json(log, argc, argv, o, &run->config, model_parameters(model), &error), &error);
-    if (is_first(run)) banner(run, plan);
+    const int64_t parameters = model_parameters(&t->model);
+    if (log != NULL && is_first(run)) require(run, monitor_run_json(log, argc, argv, o, &setup->config, parameters, &error), &error);
+    if (is_first(run)) report_begin(setup, &t->device);
     if (run->comm->size > 1) comm_watchdog(run->comm, (double)o->watchdog);
     if (o->trace != NULL) {
         const MeshAt at = t->layout.mesh.at;
         char label[96];
         snprintf(label, sizeof label, "tp %d, pp %d, dp %d", at.tp, at.pp, at.dp);
-        trace_open(&t->trace, run->comm, run->trace_first, run->trace_last);
+        trace_open(&t->trace, run->comm, setup->trace_first, setup->trace_last);
         trace_label(&t->trace, label);
     }
     size_t peak_bytes;
     monitor_resident(&run->resident_start_bytes, &peak_bytes);
-    run->first_step = run->step;
-}
-
-// Checks files, model, layout, place on disk, checkpoint to go on from, memory. False: all is well, and there is nothing to do.
-static bool check(Run *run, Model *model, PlanInput *plan, Checkpoint *checkpoint, ModelWeights *weights, bool *found) {
-    Options *o = &run->options;
-    Error error = {0};
-    if (!model_source_shape(run->comm, o, &run->shape, &error)) end_with(run, &error);
-    require_all(run, prepare(run, &error), &error);
-    const bool writes = is_first(run) && o->out != NULL && !o->dry_run;
-    require_all(run, !writes || checkpoint_lock(o->out, &run->lock, &error), &error);
-    require_all(run, find_checkpoint(run, checkpoint, found, &error), &error);
-    require_all(run, !writes || !*found || checkpoint_clean(o->out, &error), &error); // there is a good one: leftovers are not needed
-    const bool exported = o->export_hf == NULL || !hf_export_is_free(o->export_hf);
-    if (*found && o->steps > 0 && run->step >= o->steps && exported && (o->out == NULL || monitor_finished(o->out))) {
-        if (is_first(run)) {
-            printf("%s is at step %lld of %lld: nothing to do\n", checkpoint->directory, (long long)run->step, (long long)o->steps);
-        }
-        return false;
-    }
-    require_all(run, open_loaders(run, &error), &error);
-    *model = model_create(&run->config);
-    require_all(run, prepare_plan(run, model, plan, &error), &error);
-    if (o->dry_run && is_first(run)) plan_print(stdout, plan);
-    if (o->dry_run) return false;
-    require_all(run, prepare_device(run, plan, &error) && plan_fits(plan, &error), &error);
-    const bool exports = is_first(run) && o->export_hf != NULL;
-    require_all(run, !exports || hf_export_check(o->export_hf, model, export_dtype(o), &error), &error);
-    const bool starts = !*found && o->init_from != NULL;
-    if (starts && !weights_open(run->comm, o->init_from, model, weights, &error)) end_with(run, &error);
-    return true;
 }
 
 // Validates and samples when that is due after a step. A wish to stop that came meanwhile (why, else NULL) saves what the step has left.
 static const char *look(Run *run, int64_t step) {
-    const Options *o = &run->options;
+    const Options *o = &run->setup.options;
     const bool validates = due(o->val_every, step) && o->val != NULL, samples = due(o->sample_every, step);
     if (validates) validate(run);
     if (samples) generate(run);
@@ -1624,30 +1094,27 @@ static const char *look(Run *run, int64_t step) {
 
 int main(int argc, char **argv) {
     static Run run; // large, and loaders must not move
-    Options *o = &run.options;
+    Options *o = &run.setup.options;
     Error error = {0};
-    PlanInput plan;
-    Model model = {0};
-    Checkpoint checkpoint = {0};
-    ModelWeights weights = {0};
     Trainer *t = &run.trainer;
-    bool found = false;
-    run.lock = run.monitor.log = -1;
+    bool idle;
+    run.setup.lock = run.monitor.log = -1;
 
     threads_wait_briefly(argv);
     if (!signals_block(&error)) die_error(&error); // before MPI starts threads
-    run.comm = comm_init(&argc, &argv);
+    run.comm = run.setup.comm = comm_init(&argc, &argv);
     threads_share_host(run.comm->local_size);
     require_all(&run, options_parse(o, argc, argv, &error), &error);
     if (o->help || o->version || (o->model != NULL && strcmp(o->model, "list") == 0)) return inform(&run);
 
     if (hf_convert_wanted(o)) return convert(&run);
-    if (!check(&run, &model, &plan, &checkpoint, &weights, &found)) {
-        if (found) checkpoint_close(&checkpoint);
-        run_end(&run, &model);
+    if (!setup_check(&run.setup, &idle, &error)) end_with(&run, &error);
+    if (idle) {
+        if (run.setup.resumes) checkpoint_close(&run.setup.checkpoint);
+        run_end(&run);
         return CODE_OK;
     }
-    begin(&run, &model, found ? &checkpoint : NULL, &weights, &plan, argc, argv);
+    begin(&run, argc, argv);
 
     const char *stop = agree_on_stop(&run, NULL, NULL);
     while (run.step < o->steps && stop == NULL) {
@@ -1656,7 +1123,7 @@ int main(int argc, char **argv) {
         comm_heartbeat(run.comm, step, "training");
         trace_step(&t->trace, step);
         trace_begin(&t->trace, "loader", -1, -1);
-        const StepBatch *batch = loader_next(&run.train, &error);
+        const StepBatch *batch = loader_next(&run.setup.train, &error);
         require(&run, batch != NULL, &error);
         trace_end(&t->trace);
         if (batch->valid_global == 0 && is_first(&run))
@@ -1676,7 +1143,7 @@ int main(int argc, char **argv) {
 
         const bool last = step == o->steps;
         if (run.saving.written || stop != NULL) finish_save(&run);
-        if (o->out != NULL && (save_due(&run, step) || (last && o->save_every != 0) || stop != NULL)) save(&run, last || stop != NULL);
+        if (o->out != NULL && (saving_is_due(&run.saving, step) || (last && o->save_every != 0) || stop != NULL)) save(&run, last || stop != NULL);
         if (stop == NULL && !last) stop = look(&run, step);
     }
     finish_save(&run);
@@ -1687,13 +1154,13 @@ int main(int argc, char **argv) {
     }
     write_trace(&run, true);
     if (stop == NULL) stop = agree_on_stop(&run, NULL, NULL); // in the last validation: the next --resume auto finishes the run
-    say_interval(&run);
+    if (is_first(&run)) saving_say_interval(&run.saving, &run.monitor);
     record_end(&run, stop == NULL);
     if (stop != NULL && is_first(&run)) {
         fprintf(stderr, "train_gpt: stopped by %s after step %lld%s\n", stop, (long long)run.step, o->out != NULL && run.step > 0 ? ", saved" : "");
     }
     trainer_free(t);
-    run_end(&run, &model);
+    run_end(&run);
     return stop != NULL ? CODE_PREEMPTED : CODE_OK;
 }
 #endif

@@ -251,6 +251,12 @@ static inline ZeroShard zero_shard(const Zero *zero, int unit) {
                        .counted_count = zero->counted_first[unit + 1] - counted};
 }
 
+// Where the exact fp32 values of this rank's shard of a unit live: the parameters themselves, or their master copy.
+static inline Buffer zero_exact(const Zero *zero, int unit) {
+    const ZeroShard shard = zero_shard(zero, unit);
+    return shard.param.dtype == DTYPE_F32 ? shard.param : shard.master;
+}
+
 // Elements [from, to) of a tensor's part that this rank's shard holds, and where the first of them is in the shard; empty when from == to.
 typedef struct {
     int64_t from, to, at;

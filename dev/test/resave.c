@@ -6,27 +6,29 @@
 
 int main(int argc, char **argv) {
     static Run run;
-    Checkpoint checkpoint = {0};
+    Setup *setup = &run.setup;
+    Options *o = &setup->options;
+    Trainer *t = &run.trainer;
     Error error = {0};
-    bool found = false;
-    run.lock = run.monitor.log = -1;
-    run.comm = comm_init(&argc, &argv);
-    require_all(&run, options_parse(&run.options, argc, argv, &error), &error);
-    require_all(&run, prepare(&run, &error), &error);
-    require_all(&run, find_checkpoint(&run, &checkpoint, &found, &error), &error);
-    if (!found || run.options.out == NULL) fail(&error, CODE_USAGE, "wanted --resume DIR and --out");
+    setup->lock = run.monitor.log = -1;
+    run.comm = setup->comm = comm_init(&argc, &argv);
+    require_all(&run, options_parse(o, argc, argv, &error), &error);
+    require_all(&run, setup_flags(setup, &error), &error);
+    require_all(&run, setup_find_checkpoint(setup, &error), &error);
+    if (!setup->resumes || o->out == NULL) fail(&error, CODE_USAGE, "wanted --resume DIR and --out");
     require_all(&run, error.code == 0, &error);
-    require_all(&run, !is_first(&run) || checkpoint_lock(run.options.out, &run.lock, &error), &error);
-    require_all(&run, open_loaders(&run, &error), &error);
-    trainer_create(&run.trainer, &run.options, &run.config, run.comm, device_cpu());
-    trainer_init_parameters(&run.trainer); // so that what is not loaded shows
-    load(&run, &checkpoint);
-    checkpoint_close(&checkpoint);
-    require_all(&run, !is_first(&run) || monitor_open(&run.monitor, run.options.out, run.options.steps, false, run.step, &error), &error);
+    require_all(&run, !is_first(&run) || checkpoint_lock(o->out, &setup->lock, &error), &error);
+    require_all(&run, setup_open_loaders(setup, &error), &error);
+    run.step = setup->step, run.tokens = setup->tokens;
+    trainer_create(t, o, &setup->config, run.comm, device_cpu());
+    trainer_init_parameters(t); // so that what is not loaded shows
+    run.saving = (Saving){.setup = setup, .zero = &t->zero, .first_step = run.step};
+    load(&run, &setup->checkpoint);
+    checkpoint_close(&setup->checkpoint);
+    require_all(&run, !is_first(&run) || monitor_open(&run.monitor, o->out, o->steps, false, run.step, &error), &error);
     save(&run, true);
     require(&run, !is_first(&run) || monitor_close(&run.monitor, &error), &error);
-    Model none = {0}; // the trainer has its own
-    trainer_free(&run.trainer);
-    run_end(&run, &none);
+    trainer_free(t);
+    run_end(&run);
     return 0;
 }

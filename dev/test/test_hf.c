@@ -330,15 +330,17 @@ static void test_fixture(const char *name) {
     char directory[256], path[300];
     Error error = {0};
     ModelWeights weights;
-    run = (Run){.comm = comm, .config = directory_config(fixture_path(name, directory))};
+    run = (Run){.comm = comm, .setup = {.config = directory_config(fixture_path(name, directory))}};
+    Options *o = &run.setup.options;
+    ModelConfig *config = &run.setup.config;
     snprintf(path, sizeof path, "%s.safetensors", directory);
     Fixture f = fixture_open(path);
-    const int64_t count = B * T * run.config.vocab;
+    const int64_t count = B * T * config->vocab;
     const float *wanted = fixture_data(&f, "logits", FIXTURE_F32, count);
     const double *loss = fixture_data(&f, "loss", FIXTURE_F64, 1);
-    options_defaults(&run.options);
-    run.options.micro_batch = run.options.global_batch = B, run.options.seq = T;
-    trainer_create(&run.trainer, &run.options, &run.config, comm, device_cpu());
+    options_defaults(o);
+    o->micro_batch = o->global_batch = B, o->seq = T;
+    trainer_create(&run.trainer, o, config, comm, device_cpu());
     const bool good = weights_open(comm, directory, &run.trainer.model, &weights, &error);
     check(good, "%s: %s", name, error.text);
     if (good) {
