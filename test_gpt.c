@@ -90,7 +90,8 @@ static void subject_gradients(Subject *s, const NaiveBatch *batches, int count) 
     schedule_free(&s->trainer.schedule);
     if (!schedule_build(&s->trainer.schedule, &shape, 0, &error)) die_error(&error);
     step_begin(&s->trainer, ++s->step);
-    s->trainer.dropout_key = batches[0].dropout_key;
+    StepState *state = s->trainer.state;
+    s->trainer.device.copy_in(&s->trainer.device, &state->dropout_key, &batches[0].dropout_key, sizeof state->dropout_key);
     accumulate_gradients(&s->trainer, &step);
     for (int i = 0; i < count; i++) microbatch_free(&micros[i]);
 }
@@ -125,7 +126,10 @@ static void subject_logits(Subject *s, const NaiveBatch *batch, float *logits) {
     for (int64_t n = 0; n < N; n += t->acts.chunk) {
         const int64_t count = min_i64(t->acts.chunk, N - n);
         d->linear_forward(d, t->acts.logits, ABSENT, buffer_at(t->acts.slots[0].norm, n * C), w[model_head_kind(&s->config)], ABSENT, count, C, V);
-        d->copy_out(d, logits + n * V, t->acts.logits.data, (size_t)(count * V) * sizeof *logits);
+        for (int64_t i = 0; i < count; i++) {
+            const Buffer row = buffer_at(t->acts.logits, i * buffer_row(t->acts.logits, V));
+            d->copy_out(d, logits + (n + i) * V, row.data, (size_t)V * sizeof *logits);
+        }
     }
     microbatch_free(&micro);
 }

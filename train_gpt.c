@@ -52,16 +52,15 @@ typedef struct {
     CommHandle *input_received, *slot_sent; // messages on their way, by the buffer that they use
     CommHandle *gradient_received, *gradient_sent;
     Trace trace;
-    StepState *state;        // device memory: of the running step
+    StepState *state;        // device memory: of the running step; train_gpt.c writes its scalars, ops read them where they are
     StepState *look_state;   // of a validation
     StepState *results;      // (DEVICE_SLOTS) host memory: what the last steps came to
     int64_t optimizer_steps; // updates applied so far
-    uint64_t dropout_key;    // of the running step
     uint32_t keep_threshold; // 65536 outside of training: nothing is dropped
     uint64_t init_hash;
 } Trainer;
 
-static const Buffer ABSENT = {NULL, DTYPE_F32};
+static const Buffer ABSENT = {0};
 
 // ----------------------------------------------------------------------------
 // Creation
@@ -262,7 +261,7 @@ static AttentionShape attention_shape(const ModelConfig *m) { return (AttentionS
 // Places where dropout acts: after the embedding, and after attention (2l) and MLP (2l+1) of every block.
 enum { SITE_EMBEDDING = 0xffffff };
 static Dropout dropout_at(const Trainer *t, int64_t site, int64_t first_token) {
-    return (Dropout){t->dropout_key, (uint32_t)site, t->keep_threshold, buffer_at(t->acts.token_index, first_token)};
+    return (Dropout){&t->state->dropout_key, (uint32_t)site, t->keep_threshold, buffer_at(t->acts.token_index, first_token)};
 }
 static Dropout own_dropout(const Trainer *t, int64_t site, int64_t N) { return dropout_at(t, site, layout_own_first(&t->layout, N)); }
 
@@ -372,7 +371,7 @@ static void chunk_forward(Trainer *t, int chunk, ChunkActs *acts, Buffer input, 
 static int unit_of_head_weight(const Trainer *t) { return t->model.config.tied ? 0 : model_head_unit(&t->model); }
 
 // Cross-entropy of a chunk of tokens from this rank's share of the logits; dlogits optional, in place of the logits where it can be.
-static void chunk_losses(Trainer *t, int64_t first, int64_t count, Buffer dlogits, double dloss) {
+static void chunk_losses(Trainer *t, int64_t first, int64_t count, Buffer dlogits, const double *dloss) {
     Device *d = &t->device;
     const Activations *a = &t->acts;
     const int64_t V = t->layout.local.vocab, begin = t->layout.vocab_begin;
@@ -388,8 +387,8 @@ static void chunk_losses(Trainer *t, int64_t first, int64_t count, Buffer dlogit
 }
 
 // Losses of all tokens; with `train` also the gradient of the final norm's output (own tokens, in acts.dnorm) and of the head's weight. Logits
-// exist for a chunk of tokens at a time. dloss: derivative of the step's loss by a token's loss.
-static void head(Trainer *t, const ChunkActs *acts, int64_t N, double dloss, bool train, int microbatch) {
+// exist for a chunk of tokens at a time. dloss: device memory, StepState.loss_scale; not read without `train`.
+static void head(Trainer *t, const ChunkActs *acts, int64_t N, const double *dloss, bool train, int microbatch) {
     const int64_t C = t->model.config.channels, V = t->layout.local.vocab;
     Device *d = &t->device;
     Activations *a = &t->acts;
@@ -466,7 +465,7 @@ static void block_backward(Trainer *t, int64_t l, int64_t next, BlockActs *a, Bl
     Device *d = &t->device;
     Activations *x = &t->acts;
     const Buffer own_dnorm = own_part(t, x->dnorm, N);
-    Buffer w[TENSOR_KINDS] = {{NULL, DTYPE_F32}}, g[TENSOR_KINDS] = {{NULL, DTYPE_F32}};
+    Buffer w[TENSOR_KINDS] = {{0}}, g[TENSOR_KINDS] = {{0}};
     if (input) block_weights(t, l, next, w);
     if (weight) zero_gradients(&t->zero, (int)l + 1, g);
     for (int i = 0; i < 6 && !weight; i++) g[norm_kinds[i]] = w[norm_kinds[i]].data != NULL ? s->norms[i] : ABSENT;
@@ -564,8 +563,8 @@ static void chunk_backward(Trainer *t, int chunk, ChunkActs *acts, Buffer input,
 // ----------------------------------------------------------------------------
 // One optimizer step
 
-// What this stage does, in the order of its schedule. scale: derivative of the step's loss by a token's loss.
-static void run_action(Trainer *t, const Action *a, const StepBatch *batch, double scale) {
+// What this stage does, in the order of its schedule.
+static void run_action(Trainer *t, const Action *a, const StepBatch *batch) {
     const MicroBatch *micro = &batch->micros[a->microbatch];
     const int64_t count = own_tokens(t, padded_tokens(t, micro)) * t->model.config.channels; // elements of a message
     const CommType type = comm_type_of(t->dtype);
@@ -593,8 +592,8 @@ static void run_action(Trainer *t, const Action *a, const StepBatch *batch, doub
         const int parts = a->kind == ACTION_BACKWARD ? BACKWARD_BOTH : a->kind == ACTION_BACKWARD_INPUT ? BACKWARD_INPUT : BACKWARD_WEIGHT;
         const Packing packing = upload(t, micro);
         if ((parts & BACKWARD_INPUT) && layout_is_last(&t->layout, a->chunk)) {
-            head(t, acts, packing.tokens, scale, true, a->microbatch);
-            t->device.loss_sum(&t->device, t->state, x->losses, scale, packing.tokens);
+            head(t, acts, packing.tokens, &t->state->loss_scale, true, a->microbatch);
+            t->device.loss_sum(&t->device, t->state, x->losses, &t->state->loss_scale, packing.tokens);
         }
         chunk_backward(t, a->chunk, acts, input, stash, gradient, &packing, a->microbatch, parts);
         break;
@@ -611,12 +610,13 @@ static void accumulate_gradients(Trainer *t, const StepBatch *batch) {
         comm_all_reduce(t->groups[LAYOUT_DP], &valid, 1, COMM_I64, COMM_SUM);
     }
     const double scale = valid > 0 ? 1.0 / (double)valid : 0.0;
+    t->device.copy_in(&t->device, &t->state->loss_scale, &scale, sizeof scale);
     zero_step_begin(&t->zero);
     t->uploaded = NULL;
     for (int64_t i = 0; i < t->schedule.count; i++) {
         const Action *a = &t->schedule.actions[i];
         trace_begin(&t->trace, action_kind_names[a->kind], a->microbatch, a->chunk);
-        run_action(t, a, batch, scale);
+        run_action(t, a, batch);
         trace_end(&t->trace);
         comm_progress(t->comm);
     }
@@ -627,9 +627,8 @@ static void accumulate_gradients(Trainer *t, const StepBatch *batch) {
 
 // Starts step n (from 1): the scalars that live on the device, and the key of its dropout.
 static void step_begin(Trainer *t, int64_t step) {
-    const StepState fresh = {.lr = learning_rate(t->options, step)};
+    const StepState fresh = {.lr = learning_rate(t->options, step), .dropout_key = rng_dropout_key((uint64_t)t->options->seed, (uint64_t)step)};
     t->device.copy_in(&t->device, t->state, &fresh, offsetof(StepState, optimizer_steps));
-    t->dropout_key = rng_dropout_key((uint64_t)t->options->seed, (uint64_t)step);
     t->keep_threshold = rng_dropout_threshold(t->model.config.dropout);
 }
 
@@ -705,8 +704,8 @@ static double losses_of(Trainer *t, const MicroBatch *batch) {
     const int64_t N = forward_only(t, batch);
     if (!layout_has_head(&t->layout)) return 0;
     t->device.zero(&t->device, t->look_state, sizeof *t->look_state);
-    head(t, &t->acts.slots[0], N, 0, false, 0);
-    t->device.loss_sum(&t->device, t->look_state, t->acts.losses, 1.0, N);
+    head(t, &t->acts.slots[0], N, NULL, false, 0);
+    t->device.loss_sum(&t->device, t->look_state, t->acts.losses, NULL, N);
     t->device.copy_out(&t->device, &state, t->look_state, sizeof state);
     return layout_speaks(&t->layout) ? state.loss_sum : 0;
 }

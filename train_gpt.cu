@@ -124,6 +124,8 @@ Device device_cuda(int ordinal) {
     return device;
 }
 
+void device_cuda_keep_choices(Device *device, const char *path) { cublaslt_keep(cuda_of(device)->matmul, path); }
+
 int device_cuda_ordinal(int local_rank, int local_size, int size, char *why, size_t why_bytes) {
     int count = 0;
     if (size > 1) { // what the user has set stays

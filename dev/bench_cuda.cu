@@ -65,7 +65,7 @@ static Buffer bench_random(Bench *b, int64_t n, Dtype dtype, float scale) {
     constexpr int64_t BLOCK = 1 << 16;
     const int64_t block = n < BLOCK ? n : BLOCK;
     const size_t bytes = (size_t)n * dtype_bytes(dtype);
-    const Buffer buffer = {bench_alloc(b, bytes), dtype};
+    const Buffer buffer = buffer_of(bench_alloc(b, bytes), dtype);
     std::vector<float> wide((size_t)block);
     std::vector<uint16_t> narrow((size_t)block);
     for (int64_t i = 0; i < block; i++) {
@@ -84,7 +84,7 @@ static Buffer bench_random(Bench *b, int64_t n, Dtype dtype, float scale) {
 template <class Value> static Buffer bench_ints(Bench *b, int64_t n, Value value) {
     std::vector<int32_t> host((size_t)n);
     for (int64_t i = 0; i < n; i++) host[(size_t)i] = (int32_t)value(i);
-    const Buffer buffer = {bench_alloc(b, (size_t)n * 4), DTYPE_I32};
+    const Buffer buffer = buffer_of(bench_alloc(b, (size_t)n * 4), DTYPE_I32);
     b->device.copy_in(&b->device, buffer.data, host.data(), (size_t)n * 4);
     return buffer;
 }
@@ -123,6 +123,13 @@ static bool bench_wanted(Bench *b, const char *op, const std::string &shape, boo
     return exists;
 }
 
+// Logits or their gradients (N, V), their rows `row` elements apart.
+static Buffer bench_logits(Bench *b, int64_t N, int64_t row, Dtype dtype) {
+    Buffer logits = bench_random(b, N * row, dtype, 1);
+    logits.row = row;
+    return logits;
+}
+
 // A row of the table: `work` operations or bytes in a run.
 template <class Run> static void bench_row(Bench *b, const char *op, const std::string &shape, BenchUnit unit, double work, Run run) {
     const double ms = bench_median_ms(b, run), rate = work / (ms * 1e-3), ceiling = unit == BENCH_FLOPS ? b->matmul_flops : b->copy_bytes;
@@ -151,6 +158,7 @@ struct BenchLinear {
     const char *what;
     int64_t N, IC, OC;
     bool bias, gelu_out, gelu_in, head;
+    int64_t row; // elements from row to row of the output; 0: OC
 };
 
 static void bench_linear(Bench *b, const BenchLinear &l) {
@@ -161,20 +169,20 @@ static void bench_linear(Bench *b, const BenchLinear &l) {
     if (bench_wanted(b, "linear_forward", shape, d->linear_forward != nullptr)) {
         const Buffer in = bench_random(b, l.N * l.IC, DTYPE_BF16, 1), weight = bench_random(b, l.OC * l.IC, DTYPE_BF16, 0.02f);
         const Buffer bias = l.bias ? bench_random(b, l.OC, DTYPE_BF16, 1) : none,
-                     out = bench_random(b, l.N * l.OC, l.head ? DTYPE_F32 : DTYPE_BF16, 1);
+                     out = bench_logits(b, l.N, l.row > 0 ? l.row : l.OC, l.head ? DTYPE_F32 : DTYPE_BF16);
         const Buffer activated = l.gelu_out ? bench_random(b, l.N * l.OC, DTYPE_BF16, 1) : none;
         bench_row(b, "linear_forward", shape, BENCH_FLOPS, flops, [&] { d->linear_forward(d, out, activated, in, weight, bias, l.N, l.IC, l.OC); });
         bench_release(b);
     }
     if (bench_wanted(b, "linear_backward_input", shape, d->linear_backward_input != nullptr)) {
-        const Buffer dout = bench_random(b, l.N * l.OC, DTYPE_BF16, 1), weight = bench_random(b, l.OC * l.IC, DTYPE_BF16, 0.02f);
+        const Buffer dout = bench_logits(b, l.N, l.row > 0 ? l.row : l.OC, DTYPE_BF16), weight = bench_random(b, l.OC * l.IC, DTYPE_BF16, 0.02f);
         const Buffer din = bench_random(b, l.N * l.IC, DTYPE_BF16, 1), gelu_in = l.gelu_in ? bench_random(b, l.N * l.IC, DTYPE_BF16, 1) : none;
         bench_row(b, "linear_backward_input", shape, BENCH_FLOPS, flops,
                   [&] { d->linear_backward_input(d, din, dout, weight, gelu_in, l.N, l.IC, l.OC); });
         bench_release(b);
     }
     if (bench_wanted(b, "linear_backward_weight", shape, d->linear_backward_weight != nullptr)) {
-        const Buffer dout = bench_random(b, l.N * l.OC, DTYPE_BF16, 1), in = bench_random(b, l.N * l.IC, DTYPE_BF16, 1);
+        const Buffer dout = bench_logits(b, l.N, l.row > 0 ? l.row : l.OC, DTYPE_BF16), in = bench_random(b, l.N * l.IC, DTYPE_BF16, 1);
         const Buffer dweight = bench_random(b, l.OC * l.IC, DTYPE_F32, 1), dbias = l.bias ? bench_random(b, l.OC, DTYPE_F32, 1) : none;
         bench_row(b, "linear_backward_weight", shape, BENCH_FLOPS, flops,
                   [&] { d->linear_backward_weight(d, dweight, dbias, true, dout, in, l.N, l.IC, l.OC); });
@@ -184,7 +192,7 @@ static void bench_linear(Bench *b, const BenchLinear &l) {
 
 // Tokens of a chunk of the head, as train_gpt takes them: about 256 MiB of F32 logits.
 static int64_t bench_head_tokens(const BenchModel *m) {
-    const int64_t limit = ((int64_t)1 << 26) / m->V / 64 * 64;
+    const int64_t limit = ((int64_t)1 << 26) / ((m->V + 63) / 64 * 64) / 64 * 64;
     return m->N < limit ? m->N : limit;
 }
 
@@ -192,17 +200,20 @@ static void bench_linears(Bench *b) {
     const BenchModel *m = b->model;
     const bool bias = !m->llama;
     const int64_t Q = m->NH * m->HS, QKV = Q + 2 * m->NKV * m->HS, H = bench_head_tokens(m);
-    bench_linear(b, {"qkv", m->N, m->C, QKV, bias, false, false, false});
-    bench_linear(b, {"attention out", m->N, Q, m->C, bias, false, false, false});
+    bench_linear(b, {"qkv", m->N, m->C, QKV, bias, false, false, false, 0});
+    bench_linear(b, {"attention out", m->N, Q, m->C, bias, false, false, false, 0});
     if (m->llama) {
-        bench_linear(b, {"gate, up", m->N, m->C, 2 * m->FF, false, false, false, false});
-        bench_linear(b, {"down", m->N, m->FF, m->C, false, false, false, false});
+        bench_linear(b, {"gate, up", m->N, m->C, 2 * m->FF, false, false, false, false, 0});
+        bench_linear(b, {"down", m->N, m->FF, m->C, false, false, false, false, 0});
     } else {
-        bench_linear(b, {"mlp fc", m->N, m->C, m->FF, true, true, false, false});
-        bench_linear(b, {"mlp proj", m->N, m->FF, m->C, true, false, true, false});
+        bench_linear(b, {"mlp fc", m->N, m->C, m->FF, true, true, false, false, 0});
+        bench_linear(b, {"mlp proj", m->N, m->FF, m->C, true, false, true, false, 0});
     }
-    bench_linear(b, {"head", H, m->C, m->V, false, false, false, true});
-    if (m->V % 64 != 0) bench_linear(b, {"head, vocabulary of 64s", H, m->C, (m->V + 63) / 64 * 64, false, false, false, true});
+    const int64_t row = (m->V + 63) / 64 * 64; // as activations.h lays logits out
+    bench_linear(b, {"head", H, m->C, m->V, false, false, false, true, row});
+    if (m->V % 64 == 0) return;
+    bench_linear(b, {"head, vocabulary of 64s", H, m->C, row, false, false, false, true, 0});
+    bench_linear(b, {"head, rows side by side", H, m->C, m->V, false, false, false, true, 0});
 }
 
 // ----------------------------------------------------------------------------
@@ -239,7 +250,8 @@ static void bench_norms(Bench *b) {
         bench_release(b);
     }
     if (bench_wanted(b, "dropout_backward", shape, d->dropout_backward != nullptr)) {
-        const Dropout dropout = {1, 0, rng_dropout_threshold(0.1), bench_ints(b, m->N, [](int64_t i) { return i; })};
+        const uint64_t *key = (const uint64_t *)bench_alloc(b, sizeof *key); // of zeros
+        const Dropout dropout = {key, 0, rng_dropout_threshold(0.1), bench_ints(b, m->N, [](int64_t i) { return i; })};
         const Buffer out = matrix(), in = matrix();
         bench_row(b, "dropout_backward", bench_shape({m->N, m->C}), BENCH_BYTES, 4.0 * (double)n,
                   [&] { d->dropout_backward(d, out, in, &dropout, m->N, m->C); });
@@ -346,20 +358,21 @@ static void bench_embedding(Bench *b) {
 static void bench_classifier(Bench *b) {
     const BenchModel *m = b->model;
     Device *d = &b->device;
-    const int64_t N = bench_head_tokens(m), V = m->V;
+    const int64_t N = bench_head_tokens(m), V = m->V, row = (V + 63) / 64 * 64;
     const std::string shape = bench_shape({N, V});
     if (bench_wanted(b, "cross_entropy", shape, d->cross_entropy != nullptr)) {
-        const Buffer losses = bench_random(b, N, DTYPE_F32, 1), dlogits = bench_random(b, N * V, DTYPE_BF16, 1),
-                     logits = bench_random(b, N * V, DTYPE_F32, 1);
+        const Buffer losses = bench_random(b, N, DTYPE_F32, 1), dlogits = bench_logits(b, N, row, DTYPE_BF16),
+                     logits = bench_logits(b, N, row, DTYPE_F32);
+        const double *dloss = (const double *)bench_alloc(b, sizeof *dloss); // 0: the same work
         const Buffer targets = bench_ints(b, N, [V](int64_t i) { return rng_mix((uint64_t)i) % (uint64_t)V; });
         bench_row(b, "cross_entropy", shape, BENCH_BYTES, 6.0 * (double)(N * V),
-                  [&] { d->cross_entropy(d, losses, dlogits, logits, targets, 1.0 / (double)N, N, V); });
+                  [&] { d->cross_entropy(d, losses, dlogits, logits, targets, dloss, N, V); });
         bench_release(b);
     }
     if (bench_wanted(b, "loss_sum", shape, d->loss_sum != nullptr)) {
         StepState *state = (StepState *)bench_alloc(b, sizeof *state);
         const Buffer losses = bench_random(b, m->N, DTYPE_F32, 1);
-        bench_row(b, "loss_sum", bench_shape({m->N}), BENCH_BYTES, 4.0 * (double)m->N, [&] { d->loss_sum(d, state, losses, 1, m->N); });
+        bench_row(b, "loss_sum", bench_shape({m->N}), BENCH_BYTES, 4.0 * (double)m->N, [&] { d->loss_sum(d, state, losses, nullptr, m->N); });
         bench_release(b);
     }
 }
@@ -384,11 +397,12 @@ static void bench_optimizer(Bench *b) {
         bench_release(b);
     }
     if (bench_wanted(b, "adamw", shape, d->adamw != nullptr)) {
-        const StepState host = {1, 1, 1, 1e-4, 1, 1, 0};
+        StepState host = {};
+        host.lr = 1e-4, host.clip_coefficient = 1, host.optimizer_steps = 1;
         StepState *state = (StepState *)bench_alloc(b, sizeof *state);
         d->copy_in(d, state, &host, sizeof host);
-        const Buffer param = bench_random(b, n, DTYPE_BF16, 1), master = wide(), m = wide(), v = {bench_alloc(b, (size_t)n * 4), DTYPE_F32},
-                     grad = wide();
+        const Buffer param = bench_random(b, n, DTYPE_BF16, 1), master = wide(), m = wide(),
+                     v = buffer_of(bench_alloc(b, (size_t)n * 4), DTYPE_F32), grad = wide();
         const AdamW config = {0.9, 0.95, 1e-8, 0.1};
         bench_row(b, "adamw", shape, BENCH_BYTES, 30.0 * (double)n, [&] { d->adamw(d, state, param, master, m, v, grad, segments, 2, config); });
         bench_release(b);

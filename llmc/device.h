@@ -16,7 +16,17 @@
 typedef struct {
     void *data; // device memory
     Dtype dtype;
+    int64_t row; // elements from a row to the next; 0: rows lie side by side. Honoured only where an op's comment says "rows may be apart": what
+                 // lies between them is never read as a value and never changed
 } Buffer;
+
+static inline Buffer buffer_of(void *data, Dtype dtype) {
+    const Buffer buffer = {data, dtype, 0};
+    return buffer;
+}
+
+// Elements from a row of `columns` to the next.
+static inline int64_t buffer_row(Buffer buffer, int64_t columns) { return buffer.row > 0 ? buffer.row : columns; }
 
 static inline Buffer buffer_at(Buffer buffer, int64_t elements) {
     if (buffer.data != NULL) buffer.data = (char *)buffer.data + elements * (int64_t)dtype_bytes(buffer.dtype);
@@ -34,7 +44,7 @@ typedef struct {
 
 // Where dropout draws its numbers (rng.h). keep_threshold of 65536 keeps everything; NULL or 65536 = no dropout.
 typedef struct {
-    uint64_t key;            // rng_dropout_key(seed, step)
+    const uint64_t *key;     // device memory: rng_dropout_key(seed, step)
     uint32_t site;           // place in the network
     uint32_t keep_threshold; // rng_dropout_threshold(p)
     Buffer token_index;      // (N) I32: index of the token in the step's global batch
@@ -55,6 +65,8 @@ typedef struct {
     double grad_squares;     // sum of squares of the gradient
     double grad_norm;        // set by step_decide
     double lr;               // set by the host before the step
+    double loss_scale;       // derivative of loss_sum by a token's loss; set by the host before the first micro-batch
+    uint64_t dropout_key;    // rng_dropout_key(seed, step); set by the host before the step
     double clip_coefficient; // min(1, clip/(norm + 1e-6)), set by step_decide
     int64_t skip;            // 1: loss or norm is not finite; the update changes nothing
     int64_t optimizer_steps; // updates applied; a skipped step does not count. Stays from step to step, the others begin anew
@@ -141,11 +153,12 @@ struct Device {
     void (*dropout_backward)(Device *device, Buffer out, Buffer in, const Dropout *dropout, int64_t N, int64_t C);
 
     // --- linear: out (N, OC) = in (N, IC) x weight (OC, IC)^T + bias (OC, optional).
-    // gelu_out (N, OC), optional: = gelu(out), tanh form (Hendrycks & Gimpel 2016). out may be F32 when in is BF16.
+    // gelu_out (N, OC), optional: = gelu(out), tanh form (Hendrycks & Gimpel 2016). out may be F32 when in is BF16; its rows may be apart, without
+    // gelu_out.
     void (*linear_forward)(Device *device, Buffer out, Buffer gelu_out, Buffer in, Buffer weight, Buffer bias, int64_t N, int64_t IC, int64_t OC);
-    // din (N, IC) = dout (N, OC) x weight; with gelu_in (N, IC), optional: = that * gelu'(gelu_in)
+    // din (N, IC) = dout (N, OC; rows may be apart) x weight; with gelu_in (N, IC), optional: = that * gelu'(gelu_in)
     void (*linear_backward_input)(Device *device, Buffer din, Buffer dout, Buffer weight, Buffer gelu_in, int64_t N, int64_t IC, int64_t OC);
-    // dweight (OC, IC) F32 = or += dout^T x in; dbias (OC) F32, optional: = or += column sums of dout
+    // dweight (OC, IC) F32 = or += dout^T x in; dbias (OC) F32, optional: = or += column sums of dout (N, OC; rows may be apart)
     void (*linear_backward_weight)(Device *device, Buffer dweight, Buffer dbias, bool accumulate, Buffer dout, Buffer in, int64_t N, int64_t IC,
                                    int64_t OC);
 
@@ -172,20 +185,21 @@ struct Device {
                                AttentionShape shape);
 
     // --- classifier on a chunk of tokens: losses (N) F32 = -log softmax(logits)[target], 0 where target < 0.
-    // dlogits (N, V), optional: = (softmax - onehot) * dloss, 0 where target < 0; may be logits itself when the dtypes agree.
-    void (*cross_entropy)(Device *device, Buffer losses, Buffer dlogits, Buffer logits, Buffer targets, double dloss, int64_t N, int64_t V);
+    // dlogits (N, V), optional: = (softmax - onehot) * *dloss (device memory), 0 where target < 0; may be logits itself when the dtypes agree.
+    // Rows of logits and of dlogits may be apart, here and in the two parts below.
+    void (*cross_entropy)(Device *device, Buffer losses, Buffer dlogits, Buffer logits, Buffer targets, const double *dloss, int64_t N, int64_t V);
 
     // The same with the vocabulary divided over R ranks (Shoeybi et al. 2019, section 3), in two parts. Here logits (N, V) are those from
     // vocab_begin on. First stats (N, 3) F32 = largest logit, sum of exp(logit - largest), logit of the target (0 when it is another
     // rank's); the ranks' stats are then gathered, in rank order, into all (R, N, 3).
     void (*cross_entropy_local)(Device *device, Buffer stats, Buffer logits, Buffer targets, int64_t vocab_begin, int64_t N, int64_t V);
     // losses (N) F32 =, the same bits on every rank; dlogits (N, V), optional: =, may be logits itself. Targets < 0 as above.
-    void (*cross_entropy_merge)(Device *device, Buffer losses, Buffer dlogits, Buffer logits, Buffer all, int64_t R, Buffer targets, double dloss,
-                                int64_t vocab_begin, int64_t N, int64_t V);
+    void (*cross_entropy_merge)(Device *device, Buffer losses, Buffer dlogits, Buffer logits, Buffer all, int64_t R, Buffer targets,
+                                const double *dloss, int64_t vocab_begin, int64_t N, int64_t V);
 
     // --- the step's scalars
-    // state->loss_sum += scale * sum of losses (N), in a fixed order, in double
-    void (*loss_sum)(Device *device, StepState *state, Buffer losses, double scale, int64_t N);
+    // state->loss_sum += *scale (device memory; NULL: 1) * sum of losses (N), in a fixed order, in double
+    void (*loss_sum)(Device *device, StepState *state, Buffer losses, const double *scale, int64_t N);
     // state->grad_squares += sum of squares of the segments (count, device memory), in a fixed order, in double
     void (*grad_squares)(Device *device, StepState *state, Buffer grad, const Segment *segments, int64_t count);
     // grad_norm, clip_coefficient (clip 0 = off), skip; advances optimizer_steps unless skipped

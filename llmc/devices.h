@@ -10,8 +10,18 @@
 #include "llmc/model.h"   // ModelConfig
 #include "llmc/options.h" // DEVICE_CUDA
 #ifdef USE_CUDA
-#include "llmc/cuda/device.h" // device_cuda, device_cuda_ordinal, device_cuda_comm
+#include "llmc/cuda/device.h" // device_cuda, device_cuda_ordinal, device_cuda_comm, device_cuda_keep_choices
+#include "llmc/files.h"       // path_join
 #define DEVICES_BUILT "CUDA and CPU"
+
+// What a GPU chooses by timing is kept beside the log, by each rank for itself: two that time the same product may disagree.
+static inline void devices_keep_choices_(Device *device, const char *out, int rank) {
+    char name[32] = "algorithms.txt";
+    if (rank > 0) snprintf(name, sizeof name, "algorithms_%d.txt", rank);
+    char *path = path_join(out, name);
+    device_cuda_keep_choices(device, path);
+    free(path);
+}
 #else
 #define DEVICES_BUILT "CPU"
 #endif
@@ -24,6 +34,7 @@ static inline bool devices_open(Device *device, const Options *o, const Comm *co
         const int ordinal = device_cuda_ordinal(comm->local_rank, comm->local_size, comm->size, why, sizeof why);
         if (ordinal < 0) return fail(error, CODE_USAGE, "--device cuda: %s (--device cpu computes without)", why);
         *device = device_cuda(ordinal);
+        if (o->out != NULL && !o->dry_run) devices_keep_choices_(device, o->out, comm->rank);
         return true;
     }
 #endif

@@ -315,9 +315,9 @@ static inline void zero_create_segments_(Zero *zero) {
 }
 
 static inline Buffer zero_alloc_(Zero *zero, size_t bytes, Dtype dtype, size_t *category_bytes) {
-    if (bytes == 0) return (Buffer){NULL, dtype};
+    if (bytes == 0) return buffer_of(NULL, dtype);
     *category_bytes += bytes;
-    return (Buffer){zero->device->alloc(zero->device, bytes), dtype};
+    return buffer_of(zero->device->alloc(zero->device, bytes), dtype);
 }
 
 // Memory that other ranks read. Every rank of a host calls it alike, whatever the size.
@@ -330,7 +330,7 @@ static inline void *zero_alloc_exchange_(Zero *zero, size_t bytes, size_t *categ
 static inline char *zero_cut_slots_(const Zero *zero, ZeroSlot *slots, char *base, Dtype dtype) {
     int blocks;
     const int64_t largest = zero_largest_block_(zero->model, zero->range, &blocks);
-    for (int s = 0; s < 2 + ZERO_BLOCK_SLOTS; s++) slots[s] = (ZeroSlot){-1, {NULL, dtype}};
+    for (int s = 0; s < 2 + ZERO_BLOCK_SLOTS; s++) slots[s] = (ZeroSlot){-1, buffer_of(NULL, dtype)};
     for (int s = 0; base != NULL && s < 2 + zero->block_slots; s++) {
         const int64_t count = s == 0 ? zero->range[0].count : s == 1 ? zero->range[model_head_unit(zero->model)].count : largest;
         slots[s].buffer.data = base;
@@ -342,8 +342,8 @@ static inline char *zero_cut_slots_(const Zero *zero, ZeroSlot *slots, char *bas
 static inline void zero_create_buffers_(Zero *zero) {
     const Layout *layout = zero->layout;
     const ZeroBytes sizes = zero_bytes(zero->model, layout, &zero->config);
-    zero->param = (Buffer){zero_alloc_exchange_(zero, sizes.param_bytes, &zero->bytes.param_bytes), zero->config.dtype};
-    zero->grad = (Buffer){zero_alloc_exchange_(zero, sizes.grad_bytes, &zero->bytes.grad_bytes), DTYPE_F32};
+    zero->param = buffer_of(zero_alloc_exchange_(zero, sizes.param_bytes, &zero->bytes.param_bytes), zero->config.dtype);
+    zero->grad = buffer_of(zero_alloc_exchange_(zero, sizes.grad_bytes, &zero->bytes.grad_bytes), DTYPE_F32);
     zero->master = zero_alloc_(zero, sizes.master_bytes, DTYPE_F32, &zero->bytes.master_bytes);
     zero->adam_m = zero_alloc_(zero, sizes.optim_bytes / 2, DTYPE_F32, &zero->bytes.optim_bytes);
     zero->adam_v = zero_alloc_(zero, sizes.optim_bytes / 2, DTYPE_F32, &zero->bytes.optim_bytes);
@@ -364,7 +364,7 @@ static inline void zero_create_buffers_(Zero *zero) {
         for (int s = 0; s < 2 + ZERO_BLOCK_SLOTS; s++) zero->wires[s] = slots[s].buffer;
     } else {
         const int64_t count = zero_wire_elements_(zero->model, layout, zero->range, zero->config.bucket_bytes);
-        for (int w = 0; w < ZERO_WIRES; w++) zero->wires[w] = (Buffer){at + (size_t)w * (size_t)count * 2, DTYPE_BF16};
+        for (int w = 0; w < ZERO_WIRES; w++) zero->wires[w] = buffer_of(at + (size_t)w * (size_t)count * 2, DTYPE_BF16);
     }
 }
 

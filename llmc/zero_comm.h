@@ -218,7 +218,7 @@ static inline void zero_sum_replicas_(Zero *zero) {
         if (zero->range[u].count == 0) continue;
         const ZeroShard shard = zero_shard(zero, u);
         if (zero->config.reduce_bf16) { // every wire is free now: one after the other through the first
-            const Buffer wire = {zero->wires[0].data, DTYPE_BF16};
+            const Buffer wire = buffer_of(zero->wires[0].data, DTYPE_BF16);
             d->cast(d, wire, shard.grad, shard.count);
             comm_all_reduce(zero->groups[LAYOUT_REPLICA], wire.data, shard.count, COMM_BF16, COMM_SUM);
             d->cast(d, shard.grad, wire, shard.count);

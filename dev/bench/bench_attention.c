@@ -64,13 +64,13 @@ static int compare_double(const void *a, const void *b) {
 static void run(Case c, Dtype dtype, double peak, double seconds) {
     const int64_t N = c.B * c.T, QKV = (c.NH + 2 * c.NKV) * c.HS, OUT = c.NH * c.HS;
     const size_t bytes = dtype_bytes(dtype);
-    Buffer qkv = {base_alloc((size_t)(N * QKV) * bytes), dtype}, dqkv = {base_alloc((size_t)(N * QKV) * bytes), dtype};
-    Buffer out = {base_alloc((size_t)(N * OUT) * bytes), dtype}, dout = {base_alloc((size_t)(N * OUT) * bytes), dtype};
-    Buffer lse = {base_alloc((size_t)(N * c.NH) * 4), DTYPE_F32}, delta = {base_alloc((size_t)(N * c.NH) * 4), DTYPE_F32};
+    Buffer qkv = buffer_of(base_alloc((size_t)(N * QKV) * bytes), dtype), dqkv = buffer_of(base_alloc((size_t)(N * QKV) * bytes), dtype);
+    Buffer out = buffer_of(base_alloc((size_t)(N * OUT) * bytes), dtype), dout = buffer_of(base_alloc((size_t)(N * OUT) * bytes), dtype);
+    Buffer lse = buffer_of(base_alloc((size_t)(N * c.NH) * 4), DTYPE_F32), delta = buffer_of(base_alloc((size_t)(N * c.NH) * 4), DTYPE_F32);
     int32_t *cu = base_new((size_t)c.B + 1, sizeof *cu);
     for (int64_t b = 0; b <= c.B; b++) cu[b] = (int32_t)(b * c.T);
     fill(qkv, N * QKV, 1), fill(dout, N * OUT, 2);
-    const Packing packing = {.cu_seqlens = {cu, DTYPE_I32}, .documents = c.B, .tokens = N, .max_length = c.T};
+    const Packing packing = {.cu_seqlens = buffer_of(cu, DTYPE_I32), .documents = c.B, .tokens = N, .max_length = c.T};
     const AttentionShape shape = {c.NH, c.NKV, c.HS};
     enum { MOST = 1000 };
     double forward[MOST], backward[MOST], both[MOST];

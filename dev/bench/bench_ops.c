@@ -53,7 +53,7 @@ static double report(Timer *timer, const char *what, double bytes, double ceilin
         report(&timer, what, bytes, ceiling);                                                                                                      \
     } while (0)
 
-static Buffer f32(int64_t n) { return (Buffer){cpu_alloc(NULL, (size_t)n * 4), DTYPE_F32}; }
+static Buffer f32(int64_t n) { return buffer_of(cpu_alloc(NULL, (size_t)n * 4), DTYPE_F32); }
 
 static Buffer random_f32(int64_t n, float scale) {
     Buffer buffer = f32(n);
@@ -64,19 +64,19 @@ static Buffer random_f32(int64_t n, float scale) {
 }
 
 static Buffer bf16_of(Buffer from, int64_t n) {
-    Buffer buffer = {cpu_alloc(NULL, (size_t)n * 2), DTYPE_BF16};
+    Buffer buffer = buffer_of(cpu_alloc(NULL, (size_t)n * 2), DTYPE_BF16);
     cpu_cast(NULL, buffer, from, n);
     return buffer;
 }
 
 static Buffer random_ids(int64_t n, int64_t limit) {
-    Buffer buffer = {cpu_alloc(NULL, (size_t)n * 4), DTYPE_I32};
+    Buffer buffer = buffer_of(cpu_alloc(NULL, (size_t)n * 4), DTYPE_I32);
     for (int64_t i = 0; i < n; i++) ((int32_t *)buffer.data)[i] = (int32_t)(rng_mix((uint64_t)i + 77) % (uint64_t)limit);
     return buffer;
 }
 
 static Buffer counting(int64_t n) {
-    Buffer buffer = {cpu_alloc(NULL, (size_t)n * 4), DTYPE_I32};
+    Buffer buffer = buffer_of(cpu_alloc(NULL, (size_t)n * 4), DTYPE_I32);
     for (int64_t i = 0; i < n; i++) ((int32_t *)buffer.data)[i] = (int32_t)i;
     return buffer;
 }
@@ -133,7 +133,7 @@ static void bench_norm(int rounds, int64_t N, int64_t C, Dtype dtype, double cei
         for (int i = 0; i < 6; i++) *all[i] = bf16_of(*all[i], N * C);
         weight = bf16_of(weight, C), bias = bf16_of(bias, C);
     }
-    const Dropout dropout = {1, 2, rng_dropout_threshold(0.1), counting(N)};
+    const Dropout dropout = {&(uint64_t){1}, 2, rng_dropout_threshold(0.1), counting(N)};
     const double row = (double)(N * C) * (double)dtype_bytes(dtype);
     char what[128];
     snprintf(what, sizeof what, "norm_forward  %s N=%lld C=%lld", dtype_names[dtype], (long long)N, (long long)C);
@@ -154,26 +154,27 @@ static void bench_embedding(int rounds, int64_t N, int64_t C, int64_t V, double 
     free(wte.data);
 }
 
-static void divided(Buffer losses, Buffer dlogits, Buffer logits, Buffer stats, Buffer targets, int64_t N, int64_t V) {
+static void divided(Buffer losses, Buffer dlogits, Buffer logits, Buffer stats, Buffer targets, const double *dloss, int64_t N, int64_t V) {
     cpu_cross_entropy_local(NULL, stats, logits, targets, 0, N, V);
-    cpu_cross_entropy_merge(NULL, losses, dlogits, logits, stats, 1, targets, 1e-3, 0, N, V);
+    cpu_cross_entropy_merge(NULL, losses, dlogits, logits, stats, 1, targets, dloss, 0, N, V);
 }
 
 static void bench_classifier(int rounds, int64_t N, int64_t V, double ceiling, double read_ceiling) {
     Buffer logits = random_f32(N * V, 4), losses = f32(N), targets = random_ids(N, V), narrow = bf16_of(logits, N * V);
+    const double dloss = 1e-3;
     char what[128];
     snprintf(what, sizeof what, "cross_entropy F32 loss only N=%lld V=%lld", (long long)N, (long long)V);
-    BENCH(what, 4.0 * (double)(N * V), read_ceiling, cpu_cross_entropy(NULL, losses, (Buffer){0}, logits, targets, 1e-3, N, V));
+    BENCH(what, 4.0 * (double)(N * V), read_ceiling, cpu_cross_entropy(NULL, losses, (Buffer){0}, logits, targets, &dloss, N, V));
     snprintf(what, sizeof what, "cross_entropy F32 -> BF16 N=%lld V=%lld", (long long)N, (long long)V);
-    BENCH(what, 6.0 * (double)(N * V), ceiling, cpu_cross_entropy(NULL, losses, narrow, logits, targets, 1e-3, N, V));
+    BENCH(what, 6.0 * (double)(N * V), ceiling, cpu_cross_entropy(NULL, losses, narrow, logits, targets, &dloss, N, V));
     snprintf(what, sizeof what, "cross_entropy F32 in place N=%lld V=%lld", (long long)N, (long long)V);
-    BENCH(what, 8.0 * (double)(N * V), ceiling, cpu_cross_entropy(NULL, losses, logits, logits, targets, 1e-3, N, V));
+    BENCH(what, 8.0 * (double)(N * V), ceiling, cpu_cross_entropy(NULL, losses, logits, logits, targets, &dloss, N, V));
     // The two ops of a divided vocabulary, together, on this rank's share of V columns.
     Buffer stats = f32(N * 3);
     snprintf(what, sizeof what, "  local + merge F32 -> BF16 N=%lld V=%lld", (long long)N, (long long)V);
-    BENCH(what, 10.0 * (double)(N * V), ceiling, divided(losses, narrow, logits, stats, targets, N, V));
+    BENCH(what, 10.0 * (double)(N * V), ceiling, divided(losses, narrow, logits, stats, targets, &dloss, N, V));
     snprintf(what, sizeof what, "  local + merge F32 in place N=%lld V=%lld", (long long)N, (long long)V);
-    BENCH(what, 12.0 * (double)(N * V), ceiling, divided(losses, logits, logits, stats, targets, N, V));
+    BENCH(what, 12.0 * (double)(N * V), ceiling, divided(losses, logits, logits, stats, targets, &dloss, N, V));
     free(logits.data), free(narrow.data);
 }
 
@@ -216,7 +217,7 @@ int main(int count, char **arguments) {
     Buffer gate_up = random_f32(N * 2 * FF, 3), out = random_f32(N * FF, 1), dgate_up = f32(N * 2 * FF);
     BENCH("swiglu_forward  F32 N=1024 FF=2048", 12.0 * (double)(N * FF), cache, cpu_swiglu_forward(NULL, out, gate_up, N, FF));
     BENCH("swiglu_backward F32 N=1024 FF=2048", 20.0 * (double)(N * FF), cache, cpu_swiglu_backward(NULL, dgate_up, out, gate_up, N, FF));
-    const Dropout dropout = {1, 2, rng_dropout_threshold(0.1), counting(N)};
+    const Dropout dropout = {&(uint64_t){1}, 2, rng_dropout_threshold(0.1), counting(N)};
     BENCH("dropout_backward F32 N=1024 C=768", 8.0 * (double)(N * C), cache, cpu_dropout_backward(NULL, dgate_up, gate_up, &dropout, N, C));
     return 0;
 }

@@ -146,7 +146,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int dev
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
     if (!good(device)) return set_error(cudaErrorInvalidDevice);
     memset(p, 0, sizeof *p);
-    snprintf(p->name, sizeof p->name, "simulated H200");
+    snprintf(p->name, sizeof p->name, "%s", settings().times == 0 ? "simulated H200" : "H200 of simulated times");
     p->major = 9, p->minor = 0, p->warpSize = 32;
     p->multiProcessorCount = settings().sm_count;
     p->totalGlobalMem = settings().memory_bytes;

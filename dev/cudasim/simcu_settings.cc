@@ -76,6 +76,7 @@ Settings read() {
     s.race = getenv("SIMCU_NORACE") == nullptr;
     s.keep_going = getenv("SIMCU_KEEP_GOING") != nullptr;
     s.protect = getenv("SIMCU_PROTECT") != nullptr;
+    (void)number("SIMCU_TIMES", 0, 1 << 20, &s.times);
     (void)number("SIMCU_DEVICES", 0, 64, &s.devices);
     (void)number("SIMCU_SMS", 1, 1024, &s.sm_count);
     (void)number("SIMCU_TIMEOUT", 1, 100000, &s.timeout_s);

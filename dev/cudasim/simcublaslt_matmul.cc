@@ -206,9 +206,12 @@ void run(const Problem &p) {
         largest = fmaxf(largest, epilogue(p, product(p, A, B), C, D, bias, aux, alpha, beta));
     }
     if (p.d.d_amax != nullptr) *p.d.d_amax = largest;
-    // simulated time: 790 TFLOP/s, less for narrow accesses, more pieces cost their addition; the same in every run
+    // simulated time: 790 TFLOP/s, less for narrow accesses, more pieces cost their addition; the same in every run. SIMCU_TIMES:
+    // drawn
     const double flops = 2.0 * (double)p.m * (double)p.n * (double)p.k * (double)p.out.batch;
-    advance_clock(flops / 790e3 * (p.algorithm.align[0] < 16 ? 1.5 : 1) + 1000 * (p.algorithm.splits - 1));
+    const double plain_ns = flops / 790e3 * (p.algorithm.align[0] < 16 ? 1.5 : 1) + 1000 * (p.algorithm.splits - 1);
+    const uint64_t draw = ((uint64_t)settings().times * 131 + p.m * 31 + p.n * 37 + p.k * 41 + p.algorithm.id) * 0x9E3779B97F4A7C15ull;
+    advance_clock(settings().times == 0 ? plain_ns : 1000 + (double)(draw >> 44));
 }
 
 } // namespace simcu::lt

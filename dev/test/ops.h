@@ -9,7 +9,7 @@
 #include "llmc/precision.h" // bf16_from_f32
 #include <omp.h>            // omp_set_num_threads
 
-static Buffer ops_new(int64_t n, Dtype dtype) { return (Buffer){base_new((size_t)n, dtype_bytes(dtype)), dtype}; }
+static Buffer ops_new(int64_t n, Dtype dtype) { return buffer_of(base_new((size_t)n, dtype_bytes(dtype)), dtype); }
 
 static double ops_at(Buffer b, int64_t i) {
     return b.dtype == DTYPE_F32 ? (double)((float *)b.data)[i] : (double)bf16_to_f32(((uint16_t *)b.data)[i]);
@@ -89,7 +89,7 @@ static void ops_report(const OpsWorst *worst, double bound, const char *what) {
 static double ops_mask(const Dropout *dropout, int64_t n, int64_t c) {
     if (!dropout_active(dropout)) return 1.0;
     uint16_t bits[8];
-    rng_dropout_bits(dropout->key, dropout->site, (uint64_t)((int32_t *)dropout->token_index.data)[n], (uint32_t)(c / 8), bits);
+    rng_dropout_bits(*dropout->key, dropout->site, (uint64_t)((int32_t *)dropout->token_index.data)[n], (uint32_t)(c / 8), bits);
     return bits[c % 8] < dropout->keep_threshold ? 65536.0 / (double)dropout->keep_threshold : 0.0;
 }
 

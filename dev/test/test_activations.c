@@ -74,7 +74,7 @@ static Sizes test_layout(const Layout *l, const ActivationShape *shape, const ch
     const bool head = l->mesh.at.pp == l->mesh.pp - 1, embedding = l->mesh.at.pp == 0, sp = l->sp;
     const int tp = l->mesh.tp;
     const int64_t N = sp ? (shape->micro_batch * shape->seq + tp - 1) / tp * tp : shape->micro_batch * shape->seq, S = sp ? N / tp : N;
-    const int64_t C = m->channels, layers = layout_slot_layers(l);
+    const int64_t C = m->channels, layers = layout_slot_layers(l), row = (m->vocab + 63) / 64 * 64; // of logits
     Activations a, counted = {0};
     activations_create(&a, l, shape);
     const size_t bytes = activations_layout(&counted, NULL, l, shape);
@@ -108,9 +108,11 @@ static Sizes test_layout(const Layout *l, const ActivationShape *shape, const ch
     for (int i = 0; i < shape->gradients; i++) walk(&w, "gradients", true, a.gradients[i], S * C, D);
     sizes.boundary = rounded(&w, mark), mark = w.count;
     walk(&w, "losses", true, a.losses, N, DTYPE_F32);
-    walk(&w, "logits", head, a.logits, a.chunk * m->vocab, DTYPE_F32);
-    if (D == DTYPE_BF16) walk(&w, "dlogits", head, a.dlogits, a.chunk * m->vocab, D);
+    walk(&w, "logits", head, a.logits, a.chunk * row, DTYPE_F32);
+    if (D == DTYPE_BF16) walk(&w, "dlogits", head, a.dlogits, a.chunk * row, D);
     if (D == DTYPE_F32 && a.dlogits.data != a.logits.data && w.faults++ == 0) w.first = "dlogits";
+    check(!head || (a.logits.row == row && a.dlogits.row == row), "%s: rows of logits are %lld and %lld elements apart, wanted %lld", text,
+          (long long)a.logits.row, (long long)a.dlogits.row, (long long)row);
     walk(&w, "stats", head && tp > 1, a.stats, a.chunk * 3, DTYPE_F32);
     walk(&w, "all_stats", head && tp > 1, a.all_stats, tp * a.chunk * 3, DTYPE_F32);
     sizes.head = rounded(&w, mark), mark = w.count;

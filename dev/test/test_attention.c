@@ -32,7 +32,7 @@ static void set_value(Buffer buffer, int64_t i, double x) {
     }
 }
 
-static Buffer new_buffer(int64_t n, Dtype dtype) { return (Buffer){base_new((size_t)n, dtype_bytes(dtype)), dtype}; }
+static Buffer new_buffer(int64_t n, Dtype dtype) { return buffer_of(base_new((size_t)n, dtype_bytes(dtype)), dtype); }
 
 static void fill_nan(Buffer buffer, int64_t n) {
     for (int64_t i = 0; i < n; i++) set_value(buffer, i, NAN);
@@ -47,7 +47,7 @@ static void problem_create(Problem *p, const int *lengths, int64_t NH, int64_t N
         p->cu[p->documents + 1] = (int32_t)p->N;
         longest = max_i64(longest, lengths[p->documents]);
     }
-    p->packing = (Packing){.cu_seqlens = {p->cu, DTYPE_I32}, .documents = p->documents, .tokens = p->N, .max_length = longest};
+    p->packing = (Packing){.cu_seqlens = buffer_of(p->cu, DTYPE_I32), .documents = p->documents, .tokens = p->N, .max_length = longest};
     p->qkv = new_buffer(p->N * p->QKV, dtype), p->dqkv = new_buffer(p->N * p->QKV, dtype);
     p->out = new_buffer(p->N * p->OUT, dtype), p->dout = new_buffer(p->N * p->OUT, dtype);
     p->lse = new_buffer(p->N * NH, DTYPE_F32), p->delta = new_buffer(p->N * NH, DTYPE_F32);

@@ -36,8 +36,8 @@ static void one_case(Worst *worst, Dtype dtype, int form, double scale, double s
     }
     const Dtype other = dtype == DTYPE_F32 ? DTYPE_BF16 : DTYPE_F32;
     Buffer dlogits = form == FORM_IN_PLACE ? logits : ops_random(N * V, form == FORM_APART ? dtype : other, 3, 9, 1);
-    cpu_cross_entropy(NULL, only, (Buffer){0}, logits, targets, dloss, N, V);
-    cpu_cross_entropy(NULL, losses, dlogits, logits, targets, dloss, N, V);
+    cpu_cross_entropy(NULL, only, (Buffer){0}, logits, targets, &dloss, N, V);
+    cpu_cross_entropy(NULL, losses, dlogits, logits, targets, &dloss, N, V);
     if (!ops_same_bits(only, losses, N)) worst->same_without_gradient = false;
     ops_compare(&worst->losses, losses, want, N);
     ops_compare(&worst->dlogits, dlogits, want_d, N * V);
@@ -90,7 +90,7 @@ static void test_differences(void) {
             want[n * V + v] = 2.5 * (up - down) / (2 * h);
         }
     }
-    cpu_cross_entropy(NULL, losses, dlogits, logits, targets, 2.5, N, V);
+    cpu_cross_entropy(NULL, losses, dlogits, logits, targets, &(double){2.5}, N, V);
     OpsWorst worst = {0};
     ops_compare(&worst, dlogits, want, N * V);
     ops_report(&worst, 1e-6, "dlogits, finite differences");
@@ -108,7 +108,7 @@ static void test_not_finite(void) {
     x[2 * V + 1200] = INFINITY;
     x[3 * V + 5] = NAN, ((int32_t *)targets.data)[3] = -1; // masked: whatever it holds
     for (int gradient = 0; gradient < 2; gradient++) {
-        cpu_cross_entropy(NULL, losses, gradient ? dlogits : (Buffer){0}, logits, targets, 1, N, V);
+        cpu_cross_entropy(NULL, losses, gradient ? dlogits : (Buffer){0}, logits, targets, &(double){1}, N, V);
         const float *loss = losses.data;
         check(isnan(loss[0]) && isnan(loss[1]), "a NaN logit gives a NaN loss (%g, %g)", (double)loss[0], (double)loss[1]);
         check(!isfinite(loss[2]), "an infinite logit gives no finite loss (%g)", (double)loss[2]);
@@ -127,8 +127,8 @@ static void test_threads(void) {
     for (int threads = 1; threads <= 3; threads++) {
         omp_set_num_threads(threads);
         Buffer now[3] = {ops_new(N, DTYPE_F32), ops_new(N * V, DTYPE_F32), ops_new(N * V, DTYPE_BF16)};
-        cpu_cross_entropy(NULL, now[0], now[1], logits, targets, 0.1, N, V);
-        cpu_cross_entropy(NULL, now[0], now[2], logits, targets, 0.1, N, V);
+        cpu_cross_entropy(NULL, now[0], now[1], logits, targets, &(double){0.1}, N, V);
+        cpu_cross_entropy(NULL, now[0], now[2], logits, targets, &(double){0.1}, N, V);
         for (int i = 0; i < 3; i++) {
             if (threads == 1) first[i] = now[i];
             if (threads == 1) continue;
@@ -139,6 +139,62 @@ static void test_threads(void) {
     omp_set_num_threads(most);
     for (int i = 0; i < 3; i++) free(first[i].data);
     free(logits.data), free(targets.data);
+}
+
+// ----------------------------------------------------------------------------
+// Rows that are apart: the same bits as rows side by side, whatever lies between them, which stays.
+
+// The rows of dense (N, V), `row` elements apart, NaN between them.
+static Buffer rows_apart(Buffer dense, int64_t N, int64_t V, int64_t row) {
+    Buffer apart = ops_new(N * row, dense.dtype);
+    for (int64_t i = 0; i < N * row; i++) ops_set(apart, i, i % row < V ? ops_at(dense, i / row * V + i % row) : (double)NAN);
+    apart.row = row;
+    return apart;
+}
+
+// Elements that differ from dense (N, V), and elements between rows that were written.
+static int64_t rows_differ(Buffer apart, Buffer dense, int64_t N, int64_t V) {
+    int64_t wrong = 0;
+    for (int64_t i = 0; i < N * apart.row; i++) {
+        const int64_t column = i % apart.row;
+        const double got = ops_at(apart, i);
+        wrong += column < V ? !(got == ops_at(dense, i / apart.row * V + column)) : !isnan(got);
+    }
+    return wrong;
+}
+
+static void test_rows(void) {
+    static const int64_t sizes[][3] = {{7, 131, 192}, {4, 2501, 2560}, {3, 40, 41}};
+    const double dloss = 0.1;
+    for (int variant = 0; variant < 3 * 2 * FORMS; variant++) {
+        const int64_t *size = sizes[variant % 3], N = size[0], V = size[1], row = size[2];
+        const int form = variant / 3 % FORMS;
+        const Dtype dtype = variant / 3 / FORMS ? DTYPE_BF16 : DTYPE_F32, other = dtype == DTYPE_F32 ? DTYPE_BF16 : DTYPE_F32;
+        Buffer logits = ops_random(N * V, dtype, 21, 0, 4), targets = ops_random_ids(N, V, 22), apart = rows_apart(logits, N, V, row);
+        ((int32_t *)targets.data)[N - 2] = -1;
+        Buffer d = form == FORM_IN_PLACE ? logits : ops_random(N * V, form == FORM_APART ? dtype : other, 23, 9, 1);
+        Buffer d_apart = form == FORM_IN_PLACE ? apart : rows_apart(d, N, V, row + 3);
+        Buffer losses[2] = {ops_new(N, DTYPE_F32), ops_new(N, DTYPE_F32)}, stats[2] = {ops_new(N * 3, DTYPE_F32), ops_new(N * 3, DTYPE_F32)};
+        const Buffer kept = ops_copy(logits, N * V);
+        cpu_cross_entropy_local(NULL, stats[0], logits, targets, 0, N, V);
+        cpu_cross_entropy_local(NULL, stats[1], apart, targets, 0, N, V);
+        check(ops_same_bits(stats[0], stats[1], N * 3), "stats of rows %lld apart", (long long)row);
+        cpu_cross_entropy(NULL, losses[0], d, logits, targets, &dloss, N, V);
+        cpu_cross_entropy(NULL, losses[1], d_apart, apart, targets, &dloss, N, V);
+        check(ops_same_bits(losses[0], losses[1], N), "losses of rows %lld apart", (long long)row);
+        int64_t wrong = rows_differ(d_apart, d, N, V);
+        check(wrong == 0, "dlogits of rows %lld apart: %lld differ", (long long)row, (long long)wrong);
+        if (form != FORM_IN_PLACE) {
+            cpu_cross_entropy_merge(NULL, losses[0], d, kept, stats[0], 1, targets, &dloss, 0, N, V);
+            cpu_cross_entropy_merge(NULL, losses[1], d_apart, apart, stats[0], 1, targets, &dloss, 0, N, V);
+            wrong = rows_differ(d_apart, d, N, V);
+            check(wrong == 0 && ops_same_bits(losses[0], losses[1], N), "merged, rows %lld apart: %lld differ", (long long)row, (long long)wrong);
+            free(d.data), free(d_apart.data);
+        }
+        free(logits.data), free(targets.data), free(apart.data), free(kept.data);
+        for (int i = 0; i < 2; i++) free(losses[i].data), free(stats[i].data);
+    }
+    printf("rows apart: the bits of rows side by side\n");
 }
 
 // ----------------------------------------------------------------------------
@@ -171,7 +227,7 @@ static void run_divided(Buffer *losses, Buffer dlogits, Buffer stats, Buffer who
         Buffer d = {0};
         if (dlogits.data != NULL && form == FORM_IN_PLACE) d = logits[r];
         if (dlogits.data != NULL && form != FORM_IN_PLACE) d = ops_random(N * count, form == FORM_APART ? whole.dtype : other, 3, 9, 1);
-        cpu_cross_entropy_merge(NULL, losses[r], d, logits[r], stats, R, targets, dloss, begin, N, count);
+        cpu_cross_entropy_merge(NULL, losses[r], d, logits[r], stats, R, targets, &dloss, begin, N, count);
         for (int64_t n = 0; n < N && d.data != NULL; n++) {
             memcpy(buffer_at(dlogits, n * V + begin).data, buffer_at(d, n * count).data, (size_t)count * dtype_bytes(d.dtype));
         }
@@ -234,7 +290,7 @@ static void divided_case(DividedWorst *worst, Dtype dtype, int form, double scal
     }
     ops_compare(&worst->losses, losses[0], want, N);
     ops_compare(&worst->dlogits, dlogits, want_d, N * V);
-    cpu_cross_entropy(NULL, whole_losses, whole, logits, targets, dloss, N, V);
+    cpu_cross_entropy(NULL, whole_losses, whole, logits, targets, &dloss, N, V);
     double *whole_losses_d = ops_doubles(whole_losses, N), *whole_d = ops_doubles(whole, N * V);
     ops_compare(&worst->undivided, losses[0], whole_losses_d, N);
     if (d_dtype == DTYPE_F32) ops_compare(&worst->undivided, dlogits, whole_d, N * V);
@@ -337,10 +393,13 @@ static void test_loss_sum(void) {
     StepState state = {.loss_sum = 1.25};
     double want = 1.25;
     for (int64_t n = 0; n < N; n++) want += 0.5 * ops_at(losses, n);
-    cpu_loss_sum(NULL, &state, losses, 0.5, N);
+    cpu_loss_sum(NULL, &state, losses, &(double){0.5}, N);
     check_error(fabs(state.loss_sum / want - 1), 1e-14, "loss_sum");
-    cpu_loss_sum(NULL, &state, losses, 0.5, 0);
+    cpu_loss_sum(NULL, &state, losses, &(double){0.5}, 0);
     check_error(fabs(state.loss_sum / want - 1), 1e-14, "loss_sum of no tokens adds nothing");
+    for (int64_t n = 0; n < N; n++) want += ops_at(losses, n);
+    cpu_loss_sum(NULL, &state, losses, NULL, N);
+    check_error(fabs(state.loss_sum / want - 1), 1e-14, "loss_sum without a scale");
     free(losses.data);
 }
 
@@ -349,6 +408,7 @@ int main(void) {
     test_differences();
     test_not_finite();
     test_threads();
+    test_rows();
     test_divided();
     test_divided_not_finite();
     test_divided_threads();

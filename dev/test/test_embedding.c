@@ -15,7 +15,7 @@ static void one_case(Worst *worst, Dtype dtype, bool learned, double drop, int64
     Buffer ids = ops_random_ids(N, V, 1), positions = ops_random_ids(N, P, 2), wte = ops_random(V * C, dtype, 3, 0, 1),
            wpe = ops_random(P * C, dtype, 4, 0, 1), out = ops_new(N * C, dtype), dout = ops_random(N * C, dtype, 5, 0, 1),
            dwte = ops_random(V * C, DTYPE_F32, 6, 0, 1), dwpe = ops_random(P * C, DTYPE_F32, 7, 0, 1), old = ops_copy(dwte, V * C);
-    const Dropout dropout = {21, 0xffffff, rng_dropout_threshold(drop), ops_counting(N, 50)};
+    const Dropout dropout = {&(uint64_t){21}, 0xffffff, rng_dropout_threshold(drop), ops_counting(N, 50)};
     const Buffer none = {0};
     const int32_t *id = ids.data, *position = positions.data;
     double *want = base_new((size_t)(N * C), 8), *want_dwte = ops_doubles(dwte, V * C), *want_dwpe = ops_doubles(dwpe, P * C);
@@ -56,7 +56,7 @@ static void divided_case(Dtype dtype, bool learned, double drop, int64_t N, int6
            wpe = ops_random(P * C, dtype, 4, 0, 1), whole = ops_new(N * C, dtype), places = ops_new(N * C, dtype),
            dout = ops_random(N * C, dtype, 5, 0, 1), dwte = ops_random(V * C, DTYPE_F32, 6, 0, 1), dwpe = ops_random(P * C, DTYPE_F32, 7, 0, 1),
            parts = ops_copy(dwte, V * C), old_dwpe = ops_copy(dwpe, P * C), sum = ops_new(N * C, dtype);
-    const Dropout dropout = {21, 5, rng_dropout_threshold(drop), ops_counting(N, 9)};
+    const Dropout dropout = {&(uint64_t){21}, 5, rng_dropout_threshold(drop), ops_counting(N, 9)};
     const Buffer place = learned ? positions : none;
     cpu_embedding_forward(NULL, whole, ids, positions, wte, none, &dropout, N, C, 0, V);
     cpu_embedding_backward(NULL, dwte, learned ? dwpe : none, dout, ids, place, &dropout, N, C, 0, V, P);
@@ -119,7 +119,7 @@ static void test_threads(void) {
     const int64_t N = 150, C = 131, V = 11, P = 40;
     Buffer ids = ops_random_ids(N, V, 1), positions = ops_random_ids(N, P, 2), dout = ops_random(N * C, DTYPE_F32, 5, 0, 1), first = {0},
            first_place = {0};
-    const Dropout dropout = {21, 0xffffff, rng_dropout_threshold(0.3), ops_counting(N, 0)};
+    const Dropout dropout = {&(uint64_t){21}, 0xffffff, rng_dropout_threshold(0.3), ops_counting(N, 0)};
     const int most = omp_get_max_threads();
     for (int threads = 1; threads <= 3; threads++) {
         omp_set_num_threads(threads);

@@ -34,7 +34,7 @@ static void set(Buffer buffer, int64_t i, float value) {
 
 // n random elements in [-1, 1), then the guard
 static Buffer buffer_random(int64_t n, Dtype dtype, uint64_t key) {
-    Buffer buffer = {base_new((size_t)(n + GUARD), dtype_bytes(dtype)), dtype};
+    Buffer buffer = buffer_of(base_new((size_t)(n + GUARD), dtype_bytes(dtype)), dtype);
     for (int64_t i = 0; i < n; i++) set(buffer, i, (float)test_uniform(key, (uint64_t)i));
     for (int64_t i = n; i < n + GUARD; i++) set(buffer, i, guard_value);
     return buffer;
@@ -269,6 +269,63 @@ static void test_gelu_extremes(Device *device, Dtype dtype) {
 }
 
 // ----------------------------------------------------------------------------
+// Rows that are apart: NaN lies between them, is never read and never written.
+
+static Buffer rows_apart(Buffer dense, int64_t rows, int64_t columns, int64_t row) {
+    Buffer apart = buffer_random(rows * row, dense.dtype, 1);
+    for (int64_t i = 0; i < rows * row; i++) set(apart, i, i % row < columns ? get(dense, i / row * columns + i % row) : (float)NAN);
+    apart.row = row;
+    return apart;
+}
+
+// The columns, into dense; false when something between the rows, or behind the last, was written.
+static bool rows_together(Buffer dense, Buffer apart, int64_t rows, int64_t columns) {
+    bool good = guard_intact(apart, rows * apart.row);
+    for (int64_t i = 0; i < rows * apart.row; i++) {
+        const int64_t column = i % apart.row;
+        if (column < columns) set(dense, i / apart.row * columns + column, get(apart, i));
+        good = good && (column < columns || isnan(get(apart, i)));
+    }
+    return good;
+}
+
+static void test_rows(Device *device, Dtype dtype, Dtype out_dtype, int64_t N, int64_t IC, int64_t OC, int64_t row) {
+    const Buffer in = buffer_random(N * IC, dtype, 91), weight = buffer_random(OC * IC, dtype, 92), bias = buffer_random(OC, dtype, 93), none = {0};
+    const Buffer dout = buffer_random(N * OC, dtype, 94), din = buffer_random(N * IC, dtype, 95), out = buffer_random(N * OC, out_dtype, 96);
+    const Buffer dweight = buffer_random(OC * IC, DTYPE_F32, 97), before = buffer_random(OC * IC, DTYPE_F32, 97),
+                 dbias = buffer_random(OC, DTYPE_F32, 98);
+    const Buffer out_apart = rows_apart(out, N, OC, row), dout_apart = rows_apart(dout, N, OC, row);
+    double worst[5] = {0};
+    for (int plain = 0; plain < 2; plain++) {
+        for (int biased = 0; biased < 2; biased++) {
+            if (plain) blas_matmul_plain(BLAS_NT, out_apart, in, weight, biased ? bias : none, false, N, OC, IC);
+            if (!plain) cpu_linear_forward(device, out_apart, none, in, weight, biased ? bias : none, N, IC, OC);
+            const bool good = rows_together(out, out_apart, N, OC);
+            worst[0] = fmax(worst[0], good ? product_error(out, none, in, weight, biased ? bias : none, false, BLAS_NT, N, OC, IC) : INFINITY);
+        }
+        if (plain) blas_matmul_plain(BLAS_NN, din, dout_apart, weight, none, false, N, IC, OC);
+        if (!plain) cpu_linear_backward_input(device, din, dout_apart, weight, none, N, IC, OC);
+        worst[1] = fmax(worst[1], product_error(din, none, dout, weight, none, false, BLAS_NN, N, IC, OC));
+        for (int accumulate = 0; accumulate < 2; accumulate++) {
+            memcpy(dweight.data, before.data, (size_t)(OC * IC) * sizeof(float));
+            if (plain) blas_matmul_plain(BLAS_TN, dweight, dout_apart, in, none, accumulate, OC, IC, N);
+            if (!plain) cpu_linear_backward_weight(device, dweight, dbias, accumulate, dout_apart, in, N, IC, OC);
+            worst[2 + accumulate] = fmax(worst[2 + accumulate], product_error(dweight, before, dout, in, none, accumulate, BLAS_TN, OC, IC, N));
+        }
+    }
+    for (int64_t j = 0; j < OC; j++) { // was written, then added to
+        double sum = 0, absolute = 0;
+        for (int64_t i = 0; i < N; i++) sum += 2 * (double)get(dout, i * OC + j), absolute += 2 * fabs((double)get(dout, i * OC + j));
+        worst[4] = fmax(worst[4], error_ratio(get(dbias, j), sum, absolute, DTYPE_F32));
+    }
+    report(worst[0] <= 1 && worst[1] <= 1 && worst[2] <= 1 && worst[3] <= 1 && worst[4] <= 1,
+           "%s to %s (%d, %d, %d), rows %d apart: worst error / bound: out %.3f, din %.3f, dweight %.3f, += %.3f, dbias %.3f (bound 1)",
+           dtype_names[dtype], dtype_names[out_dtype], (int)N, (int)IC, (int)OC, (int)row, worst[0], worst[1], worst[2], worst[3], worst[4]);
+    const Buffer all[] = {in, weight, bias, dout, din, out, dweight, before, dbias, out_apart, dout_apart};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) free(all[i].data);
+}
+
+// ----------------------------------------------------------------------------
 // Finite differences: loss = sum of r * (gelu(x w1^T + b1) w2^T + b2), in double, against the ops' gradients.
 
 enum { FD_N = 5, FD_IN = 7, FD_HIDDEN = 11, FD_OUT = 6 };
@@ -371,6 +428,11 @@ int main(void) {
     test_linear(&device, DTYPE_BF16, DTYPE_BF16, 80, 131, 257);
     test_linear(&device, DTYPE_BF16, DTYPE_BF16, 257, 96, 64);
     test_linear(&device, DTYPE_BF16, DTYPE_F32, 7, 96, 257);
+    test_rows(&device, DTYPE_F32, DTYPE_F32, 80, 131, 257, 320);
+    test_rows(&device, DTYPE_F32, DTYPE_F32, 33, 64, 41, 43);
+    test_rows(&device, DTYPE_BF16, DTYPE_BF16, 80, 131, 257, 320);
+    test_rows(&device, DTYPE_BF16, DTYPE_F32, 80, 96, 257, 320);
+    test_rows(&device, DTYPE_BF16, DTYPE_F32, 5, 16, 1031, 1088); // more columns than a block of the conversion
     test_gelu_extremes(&device, DTYPE_F32);
     test_gelu_extremes(&device, DTYPE_BF16);
     test_finite_differences(&device);

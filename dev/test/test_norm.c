@@ -52,7 +52,7 @@ static void forward_case(ForwardWorst *worst, int kind, Dtype dtype, bool branch
     Buffer in = ops_random(N * C, dtype, 1, centre, 1), branch = ops_random(N * C, dtype, 2, 0, 1), weight = ops_random(C, dtype, 3, 1, 0.5),
            bias = ops_random(C, dtype, 4, 0, 1), out = ops_new(N * C, dtype), sum = ops_new(N * C, dtype), mean = ops_new(N, DTYPE_F32),
            rstd = ops_new(N, DTYPE_F32);
-    const Dropout dropout = {11, 3, rng_dropout_threshold(drop), ops_counting(N, 100)};
+    const Dropout dropout = {&(uint64_t){11}, 3, rng_dropout_threshold(drop), ops_counting(N, 100)};
     const Buffer none = {0};
     cpu_norm_forward(NULL, out, mean, rstd, branched ? sum : none, in, branched ? branch : none, weight, biased ? bias : none, &dropout, kind, 1e-5,
                      N, C);
@@ -222,7 +222,7 @@ static void test_threads(Dtype dtype) {
     const int64_t N = 70, C = 1031;
     Buffer in = ops_random(N * C, dtype, 41, 0, 1), branch = ops_random(N * C, dtype, 42, 0, 1), weight = ops_random(C, dtype, 43, 1, 0.5),
            dout = ops_random(N * C, dtype, 44, 0, 1);
-    const Dropout dropout = {12, 4, rng_dropout_threshold(0.3), ops_counting(N, 0)};
+    const Dropout dropout = {&(uint64_t){12}, 4, rng_dropout_threshold(0.3), ops_counting(N, 0)};
     Buffer first[5] = {{0}};
     const int most = omp_get_max_threads();
     for (int threads = 1; threads <= 3; threads++) {
@@ -256,7 +256,7 @@ static void test_residual(void) {
             const int64_t N = sizes[s][0], C = sizes[s][1];
             const Dtype dtype = dtypes[variant & 1];
             const double drop = variant & 2 ? 0.3 : 0;
-            const Dropout dropout = {rng_dropout_key(3, 4), 6, rng_dropout_threshold(drop), ops_counting(N, 77)};
+            const Dropout dropout = {&(uint64_t){rng_dropout_key(3, 4)}, 6, rng_dropout_threshold(drop), ops_counting(N, 77)};
             Buffer in = ops_random(N * C, dtype, 51, 0, 1), branch = ops_random(N * C, dtype, 52, 0, 1), weight = ops_random(C, dtype, 53, 1, 0.5),
                    out = ops_new(N * C, dtype), sum = ops_new(N * C, dtype), rstd = ops_new(N, DTYPE_F32),
                    alone = ops_random(N * C, dtype, 54, 9, 1);
@@ -288,7 +288,8 @@ static Buffer forward_mask(const Dropout *dropout, int64_t N, int64_t C, double 
 
 static void test_dropout(void) {
     const int64_t N = 64, C = 1300; // 83200 draws: deviation of the frequency 0.0014
-    Dropout dropout = {rng_dropout_key(5, 9), 7, rng_dropout_threshold(0.2), ops_counting(N, 1000)};
+    const uint64_t key = rng_dropout_key(5, 9), other = rng_dropout_key(5, 10);
+    Dropout dropout = {&key, 7, rng_dropout_threshold(0.2), ops_counting(N, 1000)};
     double frequency, other_frequency;
     Buffer mask = forward_mask(&dropout, N, C, &frequency);
     printf("dropout\n");
@@ -321,7 +322,7 @@ static void test_dropout(void) {
     for (int change = 0; change < 3; change++) {
         Dropout changed = dropout;
         if (change == 0) changed.site++;
-        if (change == 1) changed.key = rng_dropout_key(5, 10);
+        if (change == 1) changed.key = &other;
         if (change == 2) changed.token_index = ops_counting(N, 1001);
         Buffer other = forward_mask(&changed, N, C, &other_frequency);
         double both = 0;

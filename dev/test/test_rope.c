@@ -31,7 +31,7 @@ static void set_value(Buffer buffer, int64_t i, double x) {
     }
 }
 
-static Buffer new_buffer(int64_t n, Dtype dtype) { return (Buffer){base_new((size_t)n, dtype_bytes(dtype)), dtype}; }
+static Buffer new_buffer(int64_t n, Dtype dtype) { return buffer_of(base_new((size_t)n, dtype_bytes(dtype)), dtype); }
 
 static Problem problem_create(int64_t N, int64_t NH, int64_t NKV, int64_t HS, Dtype dtype, bool norm, bool rope) {
     Problem p = {.N = N, .NH = NH, .NKV = NKV, .HS = HS, .QKV = (NH + 2 * NKV) * HS, .normed_heads = NH + NKV, .shape = {NH, NKV, HS}};

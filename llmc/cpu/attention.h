@@ -286,7 +286,7 @@ static inline void attention_backward_keys_(const AttentionCall_ *c, AttentionTa
                 attention_add_columns_(dkey + j * width, NULL, gradient + at, query + skip * width, width, padded - skip);
             }
             if (sums.data == NULL) continue;
-            const Buffer sum = {sums.data + g * sums.head_stride + begin * sums.stride, DTYPE_F32};
+            const Buffer sum = buffer_of(sums.data + g * sums.head_stride + begin * sums.stride, DTYPE_F32);
             if (first == 0) {
                 memset(dquery, 0, (size_t)(padded * width) * sizeof(float));
             } else {

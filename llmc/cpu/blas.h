@@ -1,12 +1,13 @@
 // blas.h: the matrix product of the CPU device, behind one function. USE_DNNL takes oneDNN, USE_OPENBLAS cblas_sgemm (bf16
 // through fp32 blocks), neither a plain blocked loop, which is always compiled because the tests compare against it.
-// Operands are dense and row-major; accumulation is fp32; the same call gives the same bits at a fixed number of threads.
+// Operands are row-major, their rows may be apart (Buffer.row); accumulation is fp32; the same call gives the same bits at a fixed number of
+// threads.
 #ifndef LLMC_CPU_BLAS_H
 #define LLMC_CPU_BLAS_H
 
 #include "llmc/base.h"     // base_alloc, min_i64
 #include "llmc/cpu/math.h" // cpu_to_bf16
-#include "llmc/device.h"   // Buffer
+#include "llmc/device.h"   // Buffer, buffer_row
 #if defined(USE_DNNL)
 #include "llmc/cpu/onednn.h" // onednn_product
 #elif defined(USE_OPENBLAS)
@@ -54,6 +55,15 @@ static inline void blas_destroy(BlasState *state) {
 
 static inline float blas_load_(Buffer buffer, int64_t at) {
     return buffer.dtype == DTYPE_BF16 ? bf16_to_f32(((const uint16_t *)buffer.data)[at]) : ((const float *)buffer.data)[at];
+}
+
+// Elements from row to row of the operands as they lie in memory.
+typedef struct {
+    int64_t a, b, c;
+} BlasRows;
+
+static inline BlasRows blas_rows_(BlasForm form, Buffer C, Buffer A, Buffer B, int64_t M, int64_t N, int64_t K) {
+    return (BlasRows){buffer_row(A, form == BLAS_TN ? M : K), buffer_row(B, form == BLAS_NT ? K : N), buffer_row(C, N)};
 }
 
 // ----------------------------------------------------------------------------
@@ -116,8 +126,9 @@ static inline void blas_tile_(float *c, const float *a, const float *b, int64_t 
 
 // Any mix of F32 and BF16. bias (N) and accumulate exclude each other.
 static inline void blas_matmul_plain(BlasForm form, Buffer C, Buffer A, Buffer B, Buffer bias, bool accumulate, int64_t M, int64_t N, int64_t K) {
-    const int64_t a_row = form == BLAS_TN ? 1 : K, a_column = form == BLAS_TN ? M : 1;
-    const int64_t b_row = form == BLAS_NT ? 1 : N, b_column = form == BLAS_NT ? K : 1;
+    const BlasRows rows_of = blas_rows_(form, C, A, B, M, N, K);
+    const int64_t a_row = form == BLAS_TN ? 1 : rows_of.a, a_column = form == BLAS_TN ? rows_of.a : 1;
+    const int64_t b_row = form == BLAS_NT ? 1 : rows_of.b, b_column = form == BLAS_NT ? rows_of.b : 1;
     const int64_t tiles_m = ceil_div(M, BLAS_TILE_M), tiles_n = ceil_div(N, BLAS_TILE_N);
 #pragma omp parallel for schedule(static)
     for (int64_t tile = 0; tile < tiles_m * tiles_n; tile++) {
@@ -132,7 +143,7 @@ static inline void blas_matmul_plain(BlasForm form, Buffer C, Buffer A, Buffer B
             blas_tile_(c, a, b, rows);
         }
         for (int64_t i = 0; i < rows; i++) {
-            const Buffer to = buffer_at(C, (i0 + i) * N + j0);
+            const Buffer to = buffer_at(C, (i0 + i) * rows_of.c + j0);
             for (int64_t j = 0; j < columns; j++) {
                 float value = c[i * BLAS_TILE_N + j];
                 if (bias.data != NULL) value += blas_load_(bias, j0 + j);
@@ -153,26 +164,34 @@ static inline void blas_matmul_plain(BlasForm form, Buffer C, Buffer A, Buffer B
 
 #if defined(USE_DNNL) || defined(USE_OPENBLAS)
 
-// fp32 c (M, N) = or += a x b for dense operands. False: the library cannot.
-static inline bool blas_fp32_(BlasState *state, BlasForm form, float *c, const float *a, const float *b, bool accumulate, int64_t M, int64_t N,
-                              int64_t K) {
+// fp32 c (M, N) = or += a x b. False: the library cannot.
+static inline bool blas_fp32_(BlasState *state, BlasForm form, float *c, const float *a, const float *b, BlasRows rows, bool accumulate, int64_t M,
+                              int64_t N, int64_t K) {
 #if defined(USE_DNNL)
-    const OnednnKey key = {.a_transposed = form == BLAS_TN, .b_transposed = form == BLAS_NT, .accumulate = accumulate, .M = M, .N = N, .K = K};
+    const OnednnKey key = {.a_transposed = form == BLAS_TN,
+                           .b_transposed = form == BLAS_NT,
+                           .accumulate = accumulate,
+                           .M = M,
+                           .N = N,
+                           .K = K,
+                           .a_row = rows.a,
+                           .b_row = rows.b,
+                           .c_row = rows.c};
     return onednn_product(&state->onednn, &key, c, a, b, NULL);
 #else
     (void)state;
     cblas_sgemm(CblasRowMajor, form == BLAS_TN ? CblasTrans : CblasNoTrans, form == BLAS_NT ? CblasTrans : CblasNoTrans, (int)M, (int)N, (int)K,
-                1.0f, a, (int)(form == BLAS_TN ? M : K), b, (int)(form == BLAS_NT ? K : N), accumulate ? 1.0f : 0.0f, c, (int)N);
+                1.0f, a, (int)rows.a, b, (int)rows.b, accumulate ? 1.0f : 0.0f, c, (int)rows.c);
     return true;
 #endif
 }
 
 #if defined(USE_OPENBLAS)
-// Every row of c (M, N) = bias (N): sgemm then adds the product to it.
-static inline void blas_fill_rows_(float *c, Buffer bias, int64_t M, int64_t N) {
+// Every row of c (M, N), row elements apart, = bias (N): sgemm then adds the product to it.
+static inline void blas_fill_rows_(float *c, int64_t row, Buffer bias, int64_t M, int64_t N) {
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < M; i++) {
-        for (int64_t j = 0; j < N; j++) c[i * N + j] = blas_load_(bias, j);
+        for (int64_t j = 0; j < N; j++) c[i * row + j] = blas_load_(bias, j);
     }
 }
 #endif
@@ -206,6 +225,7 @@ static inline void blas_block_out_(Buffer to, int64_t stride, const float *from,
 static inline bool blas_converted_(BlasState *state, BlasForm form, Buffer C, Buffer A, Buffer B, Buffer bias, bool accumulate, int64_t M,
                                    int64_t N, int64_t K) {
     float *a = state->blocks, *b = a + (size_t)BLAS_BLOCK_M * BLAS_BLOCK_K, *c = b + (size_t)BLAS_BLOCK_K * BLAS_BLOCK_N;
+    const BlasRows from = blas_rows_(form, C, A, B, M, N, K);
     for (int64_t j = 0; j < N; j += BLAS_BLOCK_N) {
         const int64_t columns = min_i64(BLAS_BLOCK_N, N - j);
         for (int64_t i = 0; i < M; i += BLAS_BLOCK_M) {
@@ -213,18 +233,19 @@ static inline bool blas_converted_(BlasState *state, BlasForm form, Buffer C, Bu
             for (int64_t k = 0; k < K; k += BLAS_BLOCK_K) {
                 const int64_t depth = min_i64(BLAS_BLOCK_K, K - k);
                 if (form == BLAS_TN) {
-                    blas_block_in_(a, buffer_at(A, k * M + i), M, depth, rows);
+                    blas_block_in_(a, buffer_at(A, k * from.a + i), from.a, depth, rows);
                 } else {
-                    blas_block_in_(a, buffer_at(A, i * K + k), K, rows, depth);
+                    blas_block_in_(a, buffer_at(A, i * from.a + k), from.a, rows, depth);
                 }
                 if (form == BLAS_NT) {
-                    blas_block_in_(b, buffer_at(B, j * K + k), K, columns, depth);
+                    blas_block_in_(b, buffer_at(B, j * from.b + k), from.b, columns, depth);
                 } else {
-                    blas_block_in_(b, buffer_at(B, k * N + j), N, depth, columns);
+                    blas_block_in_(b, buffer_at(B, k * from.b + j), from.b, depth, columns);
                 }
-                if (!blas_fp32_(state, form, c, a, b, k > 0, rows, columns, depth)) return false;
+                const BlasRows dense = {form == BLAS_TN ? rows : depth, form == BLAS_NT ? depth : columns, columns};
+                if (!blas_fp32_(state, form, c, a, b, dense, k > 0, rows, columns, depth)) return false;
             }
-            blas_block_out_(buffer_at(C, i * N + j), N, c, bias.data != NULL ? buffer_at(bias, j) : bias, accumulate, rows, columns);
+            blas_block_out_(buffer_at(C, i * from.c + j), from.c, c, bias.data != NULL ? buffer_at(bias, j) : bias, accumulate, rows, columns);
         }
     }
     return true;
@@ -240,6 +261,7 @@ static inline void blas_matmul(BlasState *state, BlasForm form, Buffer C, Buffer
     if (M <= 0 || N <= 0) return;
     if (K > 0) {
 #if defined(USE_DNNL)
+        const BlasRows rows = blas_rows_(form, C, A, B, M, N, K);
         const OnednnKey key = {.a_transposed = form == BLAS_TN,
                                .b_transposed = form == BLAS_NT,
                                .accumulate = accumulate,
@@ -250,13 +272,17 @@ static inline void blas_matmul(BlasState *state, BlasForm form, Buffer C, Buffer
                                .bias = bias.data != NULL ? bias.dtype : DTYPE_F32,
                                .M = M,
                                .N = N,
-                               .K = K};
+                               .K = K,
+                               .a_row = rows.a,
+                               .b_row = rows.b,
+                               .c_row = rows.c};
         if (onednn_product(&state->onednn, &key, C.data, A.data, B.data, bias.data)) return;
         if (blas_converted_(state, form, C, A, B, bias, accumulate, M, N, K)) return;
 #elif defined(USE_OPENBLAS)
         if (C.dtype == DTYPE_F32 && A.dtype == DTYPE_F32 && B.dtype == DTYPE_F32) {
-            if (bias.data != NULL) blas_fill_rows_(C.data, bias, M, N);
-            if (blas_fp32_(state, form, C.data, A.data, B.data, accumulate || bias.data != NULL, M, N, K)) return;
+            const BlasRows rows = blas_rows_(form, C, A, B, M, N, K);
+            if (bias.data != NULL) blas_fill_rows_(C.data, rows.c, bias, M, N);
+            if (blas_fp32_(state, form, C.data, A.data, B.data, rows, accumulate || bias.data != NULL, M, N, K)) return;
         }
         if (blas_converted_(state, form, C, A, B, bias, accumulate, M, N, K)) return;
 #endif

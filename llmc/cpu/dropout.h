@@ -13,7 +13,7 @@ enum { CPU_DROPOUT_LANES_ = 16 };
 // first is a multiple of 8; writes up to the next multiple of 8 (mask has CPU_BLOCK elements).
 static inline void cpu_dropout_mask(float *mask, const Dropout *dropout, int64_t token, int64_t first, int64_t n) {
     const float scale = 65536.0f / (float)dropout->keep_threshold;
-    const uint32_t threshold = dropout->keep_threshold, key_low = (uint32_t)dropout->key, key_high = (uint32_t)(dropout->key >> 32);
+    const uint32_t threshold = dropout->keep_threshold, key_low = (uint32_t)*dropout->key, key_high = (uint32_t)(*dropout->key >> 32);
     const uint32_t group = (uint32_t)(first / 8);
     const int64_t groups = ceil_div(n, 8);
     const uint64_t index = (uint64_t)((const int32_t *)dropout->token_index.data)[token];

@@ -105,6 +105,7 @@ typedef struct {
     bool a_transposed, b_transposed, accumulate, has_bias;
     Dtype a, b, c, bias;
     int64_t M, N, K;
+    int64_t a_row, b_row, c_row; // elements from row to row as they lie in memory
 } OnednnKey;
 
 typedef struct {
@@ -169,10 +170,10 @@ static inline bool onednn_wants_gemm_(const OnednnKey *key) {
 
 static inline void onednn_product_create_(OnednnState *state, OnednnProduct *product, const OnednnKey *key) {
     *product = (OnednnProduct){.key = *key};
-    OnednnDesc a = onednn_desc(key->M, key->K, key->a, key->a_transposed ? key->M : key->K, key->a_transposed);
-    OnednnDesc b = onednn_desc(key->K, key->N, key->b, key->b_transposed ? key->K : key->N, key->b_transposed);
+    OnednnDesc a = onednn_desc(key->M, key->K, key->a, key->a_row, key->a_transposed);
+    OnednnDesc b = onednn_desc(key->K, key->N, key->b, key->b_row, key->b_transposed);
     OnednnDesc bias = onednn_desc(1, key->N, key->bias, key->N, false);
-    OnednnDesc c = onednn_desc(key->M, key->N, key->c, key->N, false);
+    OnednnDesc c = onednn_desc(key->M, key->N, key->c, key->c_row, false);
     const OnednnDesc *with_bias = key->has_bias ? &bias : NULL;
     dnnl_primitive_desc_t desc = NULL;
     if (onednn_wants_gemm_(key)) desc = onednn_matmul(state->engine, &a, &b, with_bias, &c, key->accumulate, "gemm:jit");
@@ -202,7 +203,8 @@ static inline void onednn_product_create_(OnednnState *state, OnednnProduct *pro
 
 static inline bool onednn_key_equal_(const OnednnKey *x, const OnednnKey *y) {
     return x->M == y->M && x->N == y->N && x->K == y->K && x->a_transposed == y->a_transposed && x->b_transposed == y->b_transposed &&
-           x->accumulate == y->accumulate && x->has_bias == y->has_bias && x->a == y->a && x->b == y->b && x->c == y->c && x->bias == y->bias;
+           x->accumulate == y->accumulate && x->has_bias == y->has_bias && x->a == y->a && x->b == y->b && x->c == y->c && x->bias == y->bias &&
+           x->a_row == y->a_row && x->b_row == y->b_row && x->c_row == y->c_row;
 }
 
 static inline OnednnProduct *onednn_product_(OnednnState *state, const OnednnKey *key) {

@@ -1,19 +1,22 @@
 // algorithms.cuh: the file that keeps which algorithm won for which matrix product, so that a second run need not time them and repeats the first
-// one's bits. Path from the environment, TRAIN_GPT_ALGORITHMS; off when unset. Knows nothing of cuBLASLt but the size of its algorithms.
+// one's bits. Knows nothing of cuBLASLt but the size of its algorithms.
 //
-// Text. The first line names format, library version and device; a file of another device or version, or one that does not parse, is ignored with
-// one line and never written. Every other line is a choice; of several for one product the first counts that the library still offers. Ranks of one
-// host may share a file: lines are appended under a lock.
+// Two kinds of file. One that the user names, in the environment (TRAIN_GPT_ALGORITHMS): of another device or version, or when it does not parse,
+// it is ignored with one line and never written. And a run's own, in --out: then it is set aside (renamed, one line) and begun anew.
+//
+// Text. The first line names format, library version and device. Every other line is a choice; of several for one product the first counts that the
+// library still offers. Ranks of one host may share a file: lines are appended under a lock.
 #ifndef LLMC_CUDA_ALGORITHMS_CUH
 #define LLMC_CUDA_ALGORITHMS_CUH
 
 #include <cerrno>     // errno
 #include <cinttypes>  // PRId64
+#include <climits>    // PATH_MAX
 #include <cmath>      // isfinite
 #include <cstdint>    // int64_t
-#include <cstdio>     // snprintf, sscanf
+#include <cstdio>     // rename, snprintf, sscanf
 #include <cstdlib>    // malloc
-#include <cstring>    // memcmp, strerror
+#include <cstring>    // memcmp, strdup, strerror
 #include <fcntl.h>    // open
 #include <sys/file.h> // flock
 #include <sys/stat.h> // fstat
@@ -22,12 +25,13 @@
 // What decides the algorithm of a product (cublaslt.cuh). Only 8-byte integers: compared as bytes.
 struct ProductKey {
     int64_t form, in, out; // ProductForm; Dtype of left and right, of out
-    int64_t M, N, K, left_ld;
+    int64_t M, N, K;
+    int64_t left_row, out_row; // elements from row to row
     int64_t accumulate, epilogue;
     int64_t align[5]; // bytes: of right, left, out, bias, aux: 256, 16 or less, 0 = absent
 };
 
-// Whether a product that does more, or needs a kernel before it, beats the plain way.
+// Whether a product that does more beats the plain way.
 enum Verdict { VERDICT_NONE, VERDICT_YES, VERDICT_NO };
 
 struct AlgorithmEntry {
@@ -38,7 +42,8 @@ struct AlgorithmEntry {
 };
 
 struct AlgorithmFile {
-    const char *path; // null: off
+    char *path;       // null: off
+    bool own;         // a run's: is set aside when it is of no use
     char header[384]; // first line, with its newline
     AlgorithmEntry *entries;
     int64_t count;
@@ -46,10 +51,28 @@ struct AlgorithmFile {
 
 enum { ALGORITHMS_MAX_BYTES = 8 << 20, ALGORITHMS_LINE = 640 };
 
-static void algorithms_off_(AlgorithmFile *file, const char *what) {
-    fprintf(stderr, "train_gpt: TRAIN_GPT_ALGORITHMS %s: %s; goes on without it\n", file->path, what);
+static void algorithms_close(AlgorithmFile *file) {
     free(file->entries);
-    file->entries = nullptr, file->count = 0, file->path = nullptr;
+    free(file->path);
+    *file = AlgorithmFile();
+}
+
+static void algorithms_off_(AlgorithmFile *file, const char *what) {
+    fprintf(stderr, "train_gpt: algorithms %s: %s; goes on without it\n", file->path, what);
+    algorithms_close(file);
+}
+
+// A run's file that is of no use: it is renamed, and the run begins another.
+static void algorithms_set_aside_(AlgorithmFile *file, const char *what) {
+    char aside[PATH_MAX];
+    free(file->entries);
+    file->entries = nullptr, file->count = 0;
+    const int length = snprintf(aside, sizeof aside, "%s.old", file->path);
+    if (length >= (int)sizeof aside || rename(file->path, aside) != 0) {
+        algorithms_off_(file, what);
+        return;
+    }
+    fprintf(stderr, "train_gpt: algorithms %s: %s; set aside as %s, chosen anew\n", file->path, what, aside);
 }
 
 static int algorithms_format_(char *line, const AlgorithmEntry *e) {
@@ -57,10 +80,10 @@ static int algorithms_format_(char *line, const AlgorithmEntry *e) {
     const uint64_t *a = e->algorithm;
     return snprintf(line, ALGORITHMS_LINE,
                     "%" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64
-                    " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %.6g %" PRIx64 " %" PRIx64 " %" PRIx64 " %" PRIx64 " %" PRIx64
-                    " %" PRIx64 " %" PRIx64 " %" PRIx64 "\n",
-                    k->form, k->in, k->out, k->M, k->N, k->K, k->left_ld, k->accumulate, k->epilogue, k->align[0], k->align[1], k->align[2],
-                    k->align[3], k->align[4], e->verdict, (double)e->ms, a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]);
+                    " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %.6g %" PRIx64 " %" PRIx64 " %" PRIx64 " %" PRIx64
+                    " %" PRIx64 " %" PRIx64 " %" PRIx64 " %" PRIx64 "\n",
+                    k->form, k->in, k->out, k->M, k->N, k->K, k->left_row, k->out_row, k->accumulate, k->epilogue, k->align[0], k->align[1],
+                    k->align[2], k->align[3], k->align[4], e->verdict, (double)e->ms, a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]);
 }
 
 // A line without its newline.
@@ -71,11 +94,11 @@ static bool algorithms_parse_(const char *line, AlgorithmEntry *e) {
     const int fields =
         sscanf(line,
                "%" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNd64
-               " %" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNd64 " %f %" SCNx64 " %" SCNx64 " %" SCNx64 " %" SCNx64 " %" SCNx64 " %" SCNx64
-               " %" SCNx64 " %" SCNx64 "%n",
-               &k->form, &k->in, &k->out, &k->M, &k->N, &k->K, &k->left_ld, &k->accumulate, &k->epilogue, &k->align[0], &k->align[1], &k->align[2],
-               &k->align[3], &k->align[4], &e->verdict, &e->ms, &a[0], &a[1], &a[2], &a[3], &a[4], &a[5], &a[6], &a[7], &end);
-    return fields == 24 && end >= 0 && line[end] == 0 && e->verdict >= VERDICT_NONE && e->verdict <= VERDICT_NO && std::isfinite(e->ms) &&
+               " %" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNd64 " %f %" SCNx64 " %" SCNx64 " %" SCNx64 " %" SCNx64 " %" SCNx64
+               " %" SCNx64 " %" SCNx64 " %" SCNx64 "%n",
+               &k->form, &k->in, &k->out, &k->M, &k->N, &k->K, &k->left_row, &k->out_row, &k->accumulate, &k->epilogue, &k->align[0], &k->align[1],
+               &k->align[2], &k->align[3], &k->align[4], &e->verdict, &e->ms, &a[0], &a[1], &a[2], &a[3], &a[4], &a[5], &a[6], &a[7], &end);
+    return fields == 25 && end >= 0 && line[end] == 0 && e->verdict >= VERDICT_NONE && e->verdict <= VERDICT_NO && std::isfinite(e->ms) &&
            e->ms >= 0;
 }
 
@@ -133,12 +156,13 @@ static const char *algorithms_load_(AlgorithmFile *file, char *text, size_t byte
     return nullptr;
 }
 
-// path may be null: off.
-static void algorithms_open(AlgorithmFile *file, const char *path, const char *device_name, size_t library_version) {
+// path may be null: off. own: a run's.
+static void algorithms_open(AlgorithmFile *file, const char *path, bool own, const char *device_name, size_t library_version) {
     *file = AlgorithmFile();
     if (path == nullptr || *path == 0) return;
-    file->path = path;
-    snprintf(file->header, sizeof file->header, "train_gpt algorithms 1, cuBLASLt %zu, %s\n", library_version, device_name);
+    file->path = strdup(path), file->own = own;
+    if (file->path == nullptr) return;
+    snprintf(file->header, sizeof file->header, "train_gpt algorithms 2, cuBLASLt %zu, %s\n", library_version, device_name);
     size_t bytes;
     const char *what = "";
     char room[128];
@@ -148,11 +172,10 @@ static void algorithms_open(AlgorithmFile *file, const char *path, const char *d
         return;
     }
     what = algorithms_load_(file, text, bytes, room);
-    if (what != nullptr) algorithms_off_(file, what);
     free(text);
+    if (what != nullptr && own) algorithms_set_aside_(file, what);
+    if (what != nullptr && !own) algorithms_off_(file, what);
 }
-
-static void algorithms_close(AlgorithmFile *file) { free(file->entries); }
 
 // The next entry for a product after `last` (null: the first), or null.
 static const AlgorithmEntry *algorithms_next(const AlgorithmFile *file, const ProductKey *key, const AlgorithmEntry *last) {

@@ -24,7 +24,7 @@ template <> __device__ __forceinline__ float classifier_exp<float>(float x) { re
 template <> __device__ __forceinline__ float classifier_exp<bf16>(float x) { return __expf(x); }
 
 // A row (V) of any address as whole packs of 8 columns from `head` on, whose first is 16-byte aligned, and edges of less than 16 bytes on both
-// sides.
+// sides. Rows as activations.h lays them out have no head, and logits and dlogits are aligned alike.
 struct ClassifierColumns {
     int64_t head, end, V; // packs: head .. end-1
 };
@@ -38,6 +38,12 @@ static __device__ __forceinline__ int64_t classifier_edge(const ClassifierColumn
     const int64_t v = threadIdx.x < columns.head ? threadIdx.x : columns.end + threadIdx.x - columns.head;
     return v < columns.V ? v : -1;
 }
+
+// Elements from row to row of logits and of dlogits.
+struct ClassifierRows {
+    int64_t logits, dlogits;
+};
+static inline ClassifierRows classifier_rows(Buffer logits, Buffer dlogits, int64_t V) { return {buffer_row(logits, V), buffer_row(dlogits, V)}; }
 
 struct ClassifierRow {
     float largest, sum; // logit; of exp(logit - largest), 0 where all logits are -inf
@@ -116,11 +122,11 @@ template <class D> static __device__ __forceinline__ void classifier_masked(floa
 // measured on a device yet.
 template <class T, class D>
 __global__ void __launch_bounds__(CLASSIFIER_THREADS, 3)
-    cross_entropy_kernel(float *losses, D *dlogits, const T *logits, const int32_t *targets, double dloss, int64_t V) {
+    cross_entropy_kernel(float *losses, D *dlogits, const T *logits, ClassifierRows rows, const int32_t *targets, const double *dloss, int64_t V) {
     __shared__ float shared32[32];
     const int64_t n = blockIdx.x, target = targets[n];
-    const T *row = logits + n * V;
-    D *drow = dlogits != nullptr ? dlogits + n * V : nullptr;
+    const T *row = logits + n * rows.logits;
+    D *drow = dlogits != nullptr ? dlogits + n * rows.dlogits : nullptr;
     if (target < 0) { // the whole block
         classifier_masked(losses + n, drow, V);
         return;
@@ -128,7 +134,9 @@ __global__ void __launch_bounds__(CLASSIFIER_THREADS, 3)
     const float target_logit = threadIdx.x == 0 ? to_float(row[target]) : 0.0f; // before the gradient takes its place
     const ClassifierRow r = classifier_row(row, V, shared32);
     if (threadIdx.x == 0) losses[n] = (float)(log((double)r.sum) + ((double)r.largest - (double)target_logit));
-    if (drow != nullptr) classifier_gradient<T, D>(drow, row, V, r.largest, (float)dloss / r.sum, target, (float)dloss);
+    if (drow == nullptr) return; // the whole block
+    const float scale = (float)*dloss;
+    classifier_gradient<T, D>(drow, row, V, r.largest, scale / r.sum, target, scale);
 }
 
 // ----------------------------------------------------------------------------
@@ -142,11 +150,11 @@ static_assert(sizeof(ClassifierStats) == 3 * sizeof(float), "stats are (N, 3)");
 // stats (N) =. Grid: a block per token. Shared: 128 bytes; 40 registers. Bytes per logit in bf16: 2 read. Expected share of HBM bandwidth 85%; not
 // measured on a device yet.
 template <class T>
-__global__ void __launch_bounds__(CLASSIFIER_THREADS, 3)
-    cross_entropy_local_kernel(ClassifierStats *stats, const T *logits, const int32_t *targets, int64_t vocab_begin, int64_t V) {
+__global__ void __launch_bounds__(CLASSIFIER_THREADS, 3) cross_entropy_local_kernel(ClassifierStats *stats, const T *logits, int64_t logits_row,
+                                                                                    const int32_t *targets, int64_t vocab_begin, int64_t V) {
     __shared__ float shared32[32];
     const int64_t n = blockIdx.x, target = targets[n], column = target - vocab_begin;
-    const T *row = logits + n * V;
+    const T *row = logits + n * logits_row;
     if (target < 0) { // the whole block
         if (threadIdx.x == 0) stats[n] = {0, 0, 0};
         return;
@@ -180,11 +188,11 @@ static __device__ __forceinline__ ClassifierMerge classifier_merge(const Classif
 // nothing is read without a gradient. Expected share of HBM bandwidth 85%; not measured on a device yet.
 template <class T, class D>
 __global__ void __launch_bounds__(CLASSIFIER_THREADS, 3)
-    cross_entropy_merge_kernel(float *losses, D *dlogits, const T *logits, const ClassifierStats *all, int64_t R, const int32_t *targets,
-                               double dloss, int64_t vocab_begin, int64_t N, int64_t V) {
+    cross_entropy_merge_kernel(float *losses, D *dlogits, const T *logits, ClassifierRows rows, const ClassifierStats *all, int64_t R,
+                               const int32_t *targets, const double *dloss, int64_t vocab_begin, int64_t N, int64_t V) {
     __shared__ float shared_largest, shared_scale;
     const int64_t n = blockIdx.x, target = targets[n];
-    D *drow = dlogits != nullptr ? dlogits + n * V : nullptr;
+    D *drow = dlogits != nullptr ? dlogits + n * rows.dlogits : nullptr;
     if (target < 0) { // the whole block
         classifier_masked(losses + n, drow, V);
         return;
@@ -194,25 +202,28 @@ __global__ void __launch_bounds__(CLASSIFIER_THREADS, 3)
         if (threadIdx.x == 0) {
             losses[n] = (float)(log(m.sum) + ((double)m.largest - (double)m.target));
             shared_largest = m.largest;
-            shared_scale = (float)(dloss / m.sum);
+            if (drow != nullptr) shared_scale = (float)(*dloss / m.sum);
         }
     }
     __syncthreads();
-    if (drow != nullptr) classifier_gradient<T, D>(drow, logits + n * V, V, shared_largest, shared_scale, target - vocab_begin, (float)dloss);
+    if (drow != nullptr)
+        classifier_gradient<T, D>(drow, logits + n * rows.logits, V, shared_largest, shared_scale, target - vocab_begin, (float)*dloss);
 }
 
 // ----------------------------------------------------------------------------
 // Host
 
 template <class T, class D>
-static void cross_entropy_(CudaDevice *device, Buffer losses, Buffer dlogits, Buffer logits, Buffer targets, double dloss, int64_t N, int64_t V) {
+static void cross_entropy_(CudaDevice *device, Buffer losses, Buffer dlogits, Buffer logits, Buffer targets, const double *dloss, int64_t N,
+                           int64_t V) {
     launch(device, device->compute, {(unsigned)N, CLASSIFIER_THREADS}, cross_entropy_kernel<T, D>, (float *)losses.data, (D *)dlogits.data,
-           (const T *)logits.data, (const int32_t *)targets.data, dloss, V);
+           (const T *)logits.data, classifier_rows(logits, dlogits, V), (const int32_t *)targets.data, dloss, V);
 }
 
-// losses (N) F32 = -log softmax(logits)[target], 0 where target < 0; dlogits (N, V), optional: = (softmax - onehot) * dloss, 0 where target < 0.
+// losses (N) F32 = -log softmax(logits)[target], 0 where target < 0; dlogits (N, V), optional: = (softmax - onehot) * *dloss, 0 where target < 0.
 // logits and dlogits F32 or BF16, N < 2^31. dlogits may be logits itself when the dtypes agree.
-static void cuda_cross_entropy(Device *device, Buffer losses, Buffer dlogits, Buffer logits, Buffer targets, double dloss, int64_t N, int64_t V) {
+static void cuda_cross_entropy(Device *device, Buffer losses, Buffer dlogits, Buffer logits, Buffer targets, const double *dloss, int64_t N,
+                               int64_t V) {
     const bool narrow = dlogits.data != nullptr && dlogits.dtype == DTYPE_BF16;
     const auto run = logits.dtype == DTYPE_BF16 ? (narrow ? cross_entropy_<bf16, bf16> : cross_entropy_<bf16, float>)
                                                 : (narrow ? cross_entropy_<float, bf16> : cross_entropy_<float, float>);
@@ -222,7 +233,7 @@ static void cuda_cross_entropy(Device *device, Buffer losses, Buffer dlogits, Bu
 template <class T>
 static void cross_entropy_local_(CudaDevice *device, Buffer stats, Buffer logits, Buffer targets, int64_t vocab_begin, int64_t N, int64_t V) {
     launch(device, device->compute, {(unsigned)N, CLASSIFIER_THREADS}, cross_entropy_local_kernel<T>, (ClassifierStats *)stats.data,
-           (const T *)logits.data, (const int32_t *)targets.data, vocab_begin, V);
+           (const T *)logits.data, buffer_row(logits, V), (const int32_t *)targets.data, vocab_begin, V);
 }
 
 // stats (N, 3) F32 =, of this rank's columns; 0 where target < 0
@@ -233,14 +244,15 @@ static void cuda_cross_entropy_local(Device *device, Buffer stats, Buffer logits
 
 template <class T, class D>
 static void cross_entropy_merge_(CudaDevice *device, Buffer losses, Buffer dlogits, Buffer logits, Buffer all, int64_t R, Buffer targets,
-                                 double dloss, int64_t vocab_begin, int64_t N, int64_t V) {
+                                 const double *dloss, int64_t vocab_begin, int64_t N, int64_t V) {
     launch(device, device->compute, {(unsigned)N, CLASSIFIER_THREADS}, cross_entropy_merge_kernel<T, D>, (float *)losses.data, (D *)dlogits.data,
-           (const T *)logits.data, (const ClassifierStats *)all.data, R, (const int32_t *)targets.data, dloss, vocab_begin, N, V);
+           (const T *)logits.data, classifier_rows(logits, dlogits, V), (const ClassifierStats *)all.data, R, (const int32_t *)targets.data, dloss,
+           vocab_begin, N, V);
 }
 
 // losses (N) F32 and dlogits (N, V, optional) as cuda_cross_entropy's, from all (R, N, 3): the stats of the ranks
 static void cuda_cross_entropy_merge(Device *device, Buffer losses, Buffer dlogits, Buffer logits, Buffer all, int64_t R, Buffer targets,
-                                     double dloss, int64_t vocab_begin, int64_t N, int64_t V) {
+                                     const double *dloss, int64_t vocab_begin, int64_t N, int64_t V) {
     const bool narrow = dlogits.data != nullptr && dlogits.dtype == DTYPE_BF16;
     const auto run = logits.dtype == DTYPE_BF16 ? (narrow ? cross_entropy_merge_<bf16, bf16> : cross_entropy_merge_<bf16, float>)
                                                 : (narrow ? cross_entropy_merge_<float, bf16> : cross_entropy_merge_<float, float>);
@@ -252,18 +264,18 @@ static void cuda_cross_entropy_merge(Device *device, Buffer losses, Buffer dlogi
 
 enum { LOSS_SUM_THREADS = 1024 };
 
-// state->loss_sum += scale * sum of losses (N): a thread adds every 1024th, then the threads are added in a fixed order. Grid: one block; N is the
-// tokens of a micro-batch, a few microseconds. Shared: 256 bytes.
-__global__ void __launch_bounds__(LOSS_SUM_THREADS) loss_sum_kernel(StepState *state, const float *losses, double scale, int64_t N) {
+// state->loss_sum += *scale (nullptr: 1) * sum of losses (N): a thread adds every 1024th, then the threads are added in a fixed order. Grid: one
+// block; N is the tokens of a micro-batch, a few microseconds. Shared: 256 bytes.
+__global__ void __launch_bounds__(LOSS_SUM_THREADS) loss_sum_kernel(StepState *state, const float *losses, const double *scale, int64_t N) {
     __shared__ double shared32[32];
     double sum = 0;
 #pragma unroll 4
     for (int64_t n = threadIdx.x; n < N; n += LOSS_SUM_THREADS) sum += (double)losses[n];
     sum = block_sum(sum, shared32);
-    if (threadIdx.x == 0) state->loss_sum += scale * sum;
+    if (threadIdx.x == 0) state->loss_sum += (scale != nullptr ? *scale : 1.0) * sum;
 }
 
-static void cuda_loss_sum(Device *device, StepState *state, Buffer losses, double scale, int64_t N) {
+static void cuda_loss_sum(Device *device, StepState *state, Buffer losses, const double *scale, int64_t N) {
     CudaDevice *c = cuda_of(device);
     launch(c, c->compute, {1, LOSS_SUM_THREADS}, loss_sum_kernel, state, (const float *)losses.data, scale, N);
 }

@@ -42,6 +42,7 @@ struct CublasLt {
     ProductPlan **plans;
     int64_t count, capacity;
     bool said_untimed, said_absent; // lines that are printed once
+    char device_name[256];
     AlgorithmFile file;
 };
 
@@ -62,7 +63,8 @@ static inline int64_t product_align_(Buffer buffer) {
 }
 
 static inline ProductKey product_key_(const Product *p) {
-    ProductKey key = {p->form, p->left.dtype, p->out.dtype, p->M, p->N, p->K, p->left_ld, p->accumulate, p->epilogue, {}};
+    ProductKey key = {p->form, p->left.dtype, p->out.dtype, p->M, p->N, p->K, product_left_row(p), product_out_row(p), p->accumulate, p->epilogue,
+                      {}};
     const Buffer buffers[5] = {p->right, p->left, p->out, p->bias, p->aux};
     for (int i = 0; i < 5; i++) key.align[i] = product_align_(buffers[i]);
     return key;
@@ -103,11 +105,10 @@ static cublasStatus_t product_call_(CudaDevice *device, const ProductPlan *plan,
                           p->out.data, plan->out, algorithm, lt->workspace, PRODUCT_WORKSPACE_BYTES, device->compute);
 }
 
-// A row-major matrix; ld: elements from row to row, 0: no gaps
-static cublasLtMatrixLayout_t product_layout_(int64_t dtype, int64_t rows, int64_t columns, int64_t ld) {
+// A row-major matrix; row: elements from one to the next
+static cublasLtMatrixLayout_t product_layout_(int64_t dtype, int64_t rows, int64_t columns, int64_t row) {
     cublasLtMatrixLayout_t layout;
-    if (ld == 0) ld = columns;
-    cublas_check(cublasLtMatrixLayoutCreate(&layout, product_type_(dtype), (uint64_t)columns, (uint64_t)rows, ld), "cublasLtMatrixLayoutCreate");
+    cublas_check(cublasLtMatrixLayoutCreate(&layout, product_type_(dtype), (uint64_t)columns, (uint64_t)rows, row), "cublasLtMatrixLayoutCreate");
     return layout;
 }
 
@@ -130,9 +131,10 @@ static void product_describe_(ProductPlan *plan, const Product *p) {
         set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &aux_ld, sizeof aux_ld);
     }
     const int64_t right_rows = p->form == PRODUCT_NT ? p->N : p->K, left_rows = p->form == PRODUCT_TN ? p->K : p->M;
-    plan->right = product_layout_(p->right.dtype, right_rows, p->N + p->K - right_rows, 0);
-    plan->left = product_layout_(p->left.dtype, left_rows, p->M + p->K - left_rows, p->left_ld);
-    plan->out = product_layout_(p->out.dtype, p->M, p->N, 0);
+    const int64_t right_columns = p->N + p->K - right_rows, left_columns = p->M + p->K - left_rows;
+    plan->right = product_layout_(p->right.dtype, right_rows, right_columns, right_columns);
+    plan->left = product_layout_(p->left.dtype, left_rows, left_columns, product_left_row(p));
+    plan->out = product_layout_(p->out.dtype, p->M, p->N, product_out_row(p));
 }
 
 // Candidates, best guess first; the number of them.
@@ -168,7 +170,7 @@ static int product_candidates_(CublasLt *lt, const ProductPlan *plan, cublasLtMa
 static void *product_trial_begin_(CudaDevice *device, const Product *p, Product *trial) {
     *trial = *p;
     if (!p->accumulate) return p->out.data;
-    const size_t bytes = (size_t)p->M * (size_t)p->N * dtype_bytes(p->out.dtype), offset = (uintptr_t)p->out.data % 256;
+    const size_t bytes = (size_t)(p->M * product_out_row(p)) * dtype_bytes(p->out.dtype), offset = (uintptr_t)p->out.data % 256;
     void *scratch = nullptr;
     if (cudaMallocAsync(&scratch, bytes + offset, device->compute) != cudaSuccess) { // in the stream's order: other streams need not be idle
         (void)cudaGetLastError();
@@ -252,15 +254,9 @@ static ProductPlan *product_plan(CudaDevice *device, const Product *p) {
     const int count = product_candidates_(lt, plan, candidates);
     if (product_recall_(lt, plan, candidates, count)) return plan;
     product_choose_(device, plan, p, candidates, count);
-    const bool plain = (p->epilogue == CUBLASLT_EPILOGUE_DEFAULT || p->epilogue == CUBLASLT_EPILOGUE_BIAS) && p->left_ld == 0;
-    if (plan->state == PLAN_READY && plain) product_keep_(lt, plan); // the others are kept with their verdict
+    const bool plain = p->epilogue == CUBLASLT_EPILOGUE_DEFAULT || p->epilogue == CUBLASLT_EPILOGUE_BIAS;
+    if (plan->state == PLAN_READY && plain) product_keep_(lt, plan); // fused ones are kept with their verdict
     return plan;
-}
-
-// Whether the product was used before.
-static bool product_planned(CudaDevice *device, const Product *p) {
-    const ProductKey key = product_key_(p);
-    return product_plan_find_(device->matmul, &key) != nullptr;
 }
 
 // Whether cuBLASLt has the product.
@@ -272,36 +268,30 @@ static void product_enqueue(CudaDevice *device, const Product *p) {
     cublas_check(product_call_(device, plan, &plan->algorithm, p), "cublasLtMatmul");
 }
 
-// Whether to take `other` instead of `plain`. It must exist; other_extra() and plain_extra() enqueue the kernels that one and the other need
-// besides.
-template <class OtherExtra, class PlainExtra>
-static bool product_prefers_(CudaDevice *device, const Product *other, const Product *plain, OtherExtra other_extra, PlainExtra plain_extra) {
-    ProductPlan *plan = product_plan(device, other);
+// Whether `fused`, a product with an epilogue, beats `plain` with the kernel that after() enqueues.
+template <class After> static bool product_fuses(CudaDevice *device, const Product *fused, const Product *plain, After after) {
+    ProductPlan *plan = product_plan(device, fused);
     if (plan->state == PLAN_ABSENT) return false;
     if (plan->verdict == VERDICT_NONE) {
         const ProductPlan *rival = product_plan(device, plain);
         bool wins = true; // on a device whose times say nothing, so that it is tested there
-        if (rival->state == PLAN_READY && device->matmul->timed)
-            wins = plan->ms + product_time_(device, other_extra) <= rival->ms + product_time_(device, plain_extra);
+        if (rival->state == PLAN_READY && device->matmul->timed) wins = plan->ms <= rival->ms + product_time_(device, after);
         plan->verdict = wins ? VERDICT_YES : VERDICT_NO;
         product_keep_(device->matmul, plan);
     }
     return plan->verdict == VERDICT_YES;
 }
 
-// Whether `fused`, a product with an epilogue, beats `plain` with the kernel that after() enqueues.
-template <class After> static bool product_fuses(CudaDevice *device, const Product *fused, const Product *plain, After after) {
-    return product_prefers_(
-        device, fused, plain, [] {}, after);
-}
-
-// Whether `padded`, a product whose operand before() prepares, beats `plain`.
-template <class Before> static bool product_pads(CudaDevice *device, const Product *padded, const Product *plain, Before before) {
-    return product_prefers_(device, padded, plain, before, [] {});
-}
-
 // ----------------------------------------------------------------------------
 // The library.
+
+// The file that keeps the choices: the user's, else the run's, `path` (null: none yet).
+static void cublaslt_keep(CublasLt *lt, const char *path) {
+    const char *users = getenv("TRAIN_GPT_ALGORITHMS");
+    const bool own = users == nullptr || *users == 0;
+    if (!own && path != nullptr) return; // is open already
+    algorithms_open(&lt->file, own ? path : users, own, lt->device_name, cublasLtGetVersion());
+}
 
 static CublasLt *cublaslt_open(CudaDevice *device) {
     CublasLt *lt = new CublasLt();
@@ -312,7 +302,8 @@ static CublasLt *cublaslt_open(CudaDevice *device) {
     cudaDeviceProp properties;
     cuda_check(cudaGetDeviceProperties(&properties, device->ordinal), "cudaGetDeviceProperties");
     lt->timed = strncmp(properties.name, "sim", 3) != 0; // times of the simulated device say nothing, and its bits must not depend on them
-    algorithms_open(&lt->file, getenv("TRAIN_GPT_ALGORITHMS"), properties.name, cublasLtGetVersion());
+    snprintf(lt->device_name, sizeof lt->device_name, "%s", properties.name);
+    cublaslt_keep(lt, nullptr);
     return lt;
 }
 

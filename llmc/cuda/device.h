@@ -19,6 +19,11 @@ bool device_cuda_computes(Dtype dtype, AttentionShape shape);
 // Opens a CUDA device and fills the table. Ends the process with one line when it cannot.
 Device device_cuda(int ordinal);
 
+// From now on the algorithms of matrix products, which are chosen by timing, are kept in this file, and those that it holds are taken: a resumed
+// run repeats the bits of one that went through. Before the first op. TRAIN_GPT_ALGORITHMS in the environment names another file, which then
+// counts.
+void device_cuda_keep_choices(Device *device, const char *path);
+
 // What comm_set_device (llmc/comm.h) wants, so that memory of this device is communicated. Comes before comm_group, and comm_finish (or
 // comm_set_device(comm, NULL)) before the device is closed.
 CommDevice device_cuda_comm(Device *device);

@@ -11,7 +11,7 @@ enum { DROPOUT_THREADS = 256 };
 
 // Dropout as kernels take it.
 struct DropoutDraw {
-    uint64_t key;
+    const uint64_t *key; // one
     uint32_t site, keep_threshold;
     const int32_t *token_index; // (N); nullptr: nothing is dropped
     float scale;                // of what is kept
@@ -27,7 +27,7 @@ static inline DropoutDraw dropout_draw(const Dropout *dropout) {
 // batch
 static __device__ __forceinline__ void dropout_mask(float (&mask)[UNIT], const DropoutDraw &draw, int32_t index, int64_t c) {
     uint16_t bits[UNIT];
-    rng_dropout_bits(draw.key, draw.site, (uint64_t)index, (uint32_t)(c / UNIT), bits);
+    rng_dropout_bits(__ldg(draw.key), draw.site, (uint64_t)index, (uint32_t)(c / UNIT), bits);
 #pragma unroll
     for (int i = 0; i < UNIT; i++) mask[i] = bits[i] < draw.keep_threshold ? draw.scale : 0.0f;
 }

@@ -19,50 +19,15 @@
 
 enum { BIAS_THREADS = 256 };
 
-// out (M, N) = bias (N) in every row: a product that accumulates follows. Grid: strides over elements.
+// out (M, N; `row` elements from row to row) = bias (N) in every row: a product that accumulates follows. Grid: strides over elements.
 template <class Out, class Bias>
-__global__ void __launch_bounds__(BIAS_THREADS) bias_rows_kernel(Out *out, const Bias *bias, int64_t M, int64_t N) {
+__global__ void __launch_bounds__(BIAS_THREADS) bias_rows_kernel(Out *out, int64_t row, const Bias *bias, int64_t M, int64_t N) {
     for (int64_t i = blockIdx.x * (int64_t)BIAS_THREADS + threadIdx.x; i < M * N; i += (int64_t)gridDim.x * BIAS_THREADS)
-        out[i] = from_float<Out>(to_float(bias[i % N]));
-}
-
-enum { PAD_THREADS = 256, PAD_LEAST_ELEMENTS = 1 << 14 };
-
-// out (rows, ld) = in (rows, columns), zero behind it; ld is a multiple of 8. Grid: strides over packs of 8 elements of out, stored at once; in's
-// rows are not aligned, the cache gathers them. 4 bytes of memory traffic an element. Not measured on a device yet.
-__global__ void __launch_bounds__(PAD_THREADS) pad_rows_kernel(bf16 *out, const bf16 *in, int64_t rows, int64_t columns, int64_t ld) {
-    const int64_t packs = ld / 8;
-    for (int64_t i = blockIdx.x * (int64_t)PAD_THREADS + threadIdx.x; i < rows * packs; i += (int64_t)gridDim.x * PAD_THREADS) {
-        const int64_t row = i / packs, column = i % packs * 8;
-        Pack<bf16> pack;
-#pragma unroll
-        for (int j = 0; j < 8; j++) pack.at[j] = column + j < columns ? in[row * columns + column + j] : from_float<bf16>(0.0f);
-        *reinterpret_cast<Pack<bf16> *>(out + row * ld + column) = pack;
-    }
+        out[i / N * row + i % N] = from_float<Out>(to_float(bias[i % N]));
 }
 
 // ----------------------------------------------------------------------------
 // Products with and without the library.
-
-// Rows of bf16 that are no multiple of 16 bytes, as those of dlogits with GPT-2's vocabulary of 50257, keep cuBLASLt from its fast kernels. Where
-// it wins, enqueues the product with a copy of its left operand whose rows are padded; false: it does not.
-static bool product_padded_(CudaDevice *c, const Product *p) {
-    const int64_t rows = p->form == PRODUCT_TN ? p->K : p->M, columns = p->form == PRODUCT_TN ? p->M : p->K;
-    if (p->left.dtype != DTYPE_BF16 || columns % 8 == 0 || rows * columns < PAD_LEAST_ELEMENTS) return false;
-    if (p->epilogue != CUBLASLT_EPILOGUE_DEFAULT) return false;
-    Product padded = *p;
-    padded.left_ld = (columns + 7) / 8 * 8;
-    padded.left.data = cuda_scratch(c, (size_t)(rows * padded.left_ld) * sizeof(bf16));
-    auto pad = [&] {
-        launch(c, c->compute, {launch_blocks(c, rows * padded.left_ld / 8, PAD_THREADS, 8), PAD_THREADS}, pad_rows_kernel, (bf16 *)padded.left.data,
-               (const bf16 *)p->left.data, rows, columns, padded.left_ld);
-    };
-    if (!product_planned(c, &padded)) pad(); // the trials read it
-    if (!product_pads(c, &padded, p, pad)) return false;
-    pad();
-    product_enqueue(c, &padded);
-    return true;
-}
 
 // A product that cuBLASLt does not take; said once.
 static void product_without_library_(CudaDevice *c, const Product *p) {
@@ -80,13 +45,14 @@ static void product_without_library_(CudaDevice *c, const Product *p) {
 
 static void bias_rows_(CudaDevice *c, Buffer out, Buffer bias, int64_t M, int64_t N) {
     const LaunchShape shape = {launch_blocks(c, M * N, BIAS_THREADS, 8), BIAS_THREADS};
+    const int64_t row = buffer_row(out, N);
     const bool out_bf16 = out.dtype == DTYPE_BF16, bias_bf16 = bias.dtype == DTYPE_BF16;
     if (out_bf16) {
-        bias_bf16 ? launch(c, c->compute, shape, bias_rows_kernel<bf16, bf16>, (bf16 *)out.data, (const bf16 *)bias.data, M, N)
-                  : launch(c, c->compute, shape, bias_rows_kernel<bf16, float>, (bf16 *)out.data, (const float *)bias.data, M, N);
+        bias_bf16 ? launch(c, c->compute, shape, bias_rows_kernel<bf16, bf16>, (bf16 *)out.data, row, (const bf16 *)bias.data, M, N)
+                  : launch(c, c->compute, shape, bias_rows_kernel<bf16, float>, (bf16 *)out.data, row, (const float *)bias.data, M, N);
     } else {
-        bias_bf16 ? launch(c, c->compute, shape, bias_rows_kernel<float, bf16>, (float *)out.data, (const bf16 *)bias.data, M, N)
-                  : launch(c, c->compute, shape, bias_rows_kernel<float, float>, (float *)out.data, (const float *)bias.data, M, N);
+        bias_bf16 ? launch(c, c->compute, shape, bias_rows_kernel<float, bf16>, (float *)out.data, row, (const bf16 *)bias.data, M, N)
+                  : launch(c, c->compute, shape, bias_rows_kernel<float, float>, (float *)out.data, row, (const float *)bias.data, M, N);
     }
 }
 
@@ -96,7 +62,6 @@ static void product(CudaDevice *c, Product p) {
         bias_rows_(c, p.out, p.bias, p.M, p.N);
         p.bias = Buffer(), p.epilogue = CUBLASLT_EPILOGUE_DEFAULT, p.accumulate = true;
     }
-    if (product_padded_(c, &p)) return;
     if (product_exists(c, &p)) {
         product_enqueue(c, &p);
     } else {
@@ -112,7 +77,7 @@ static bool gelu_epilogue_legal_(Buffer out, Buffer aux, int64_t columns) {
 // ----------------------------------------------------------------------------
 // Ops of the table.
 
-// out (N, OC) = in (N, IC) x weight (OC, IC)^T + bias (OC, optional); gelu_out (N, OC, optional) = gelu(out)
+// out (N, OC; rows may be apart, without gelu_out) = in (N, IC) x weight (OC, IC)^T + bias (OC, optional); gelu_out (N, OC, optional) = gelu(out)
 static void cuda_linear_forward(Device *device, Buffer out, Buffer gelu_out, Buffer in, Buffer weight, Buffer bias, int64_t N, int64_t IC,
                                 int64_t OC) {
     CudaDevice *c = cuda_of(device);
@@ -137,7 +102,7 @@ static void cuda_linear_forward(Device *device, Buffer out, Buffer gelu_out, Buf
     gelu();
 }
 
-// din (N, IC) = dout (N, OC) x weight (OC, IC), times gelu'(gelu_in (N, IC)) when that is given
+// din (N, IC) = dout (N, OC; rows may be apart) x weight (OC, IC), times gelu'(gelu_in (N, IC)) when that is given
 static void cuda_linear_backward_input(Device *device, Buffer din, Buffer dout, Buffer weight, Buffer gelu_in, int64_t N, int64_t IC, int64_t OC) {
     CudaDevice *c = cuda_of(device);
     if (N == 0) return;
@@ -162,11 +127,11 @@ static void cuda_linear_backward_input(Device *device, Buffer din, Buffer dout, 
 // Whether the weight gradient's product gives the bias gradient as well (BGRADB: in the type of dweight, F32; it never accumulates).
 static bool bias_gradient_fuses_(CudaDevice *c, const Product *fused, const Product *plain, Buffer dout, int64_t N, int64_t OC) {
     if (dout.dtype != DTYPE_BF16 || OC * 4 > PRODUCT_WORKSPACE_BYTES) return false;
-    const Buffer trial = {c->matmul->workspace, DTYPE_F32}; // not dbias: that may be a sum already
+    const Buffer trial = buffer_of(c->matmul->workspace, DTYPE_F32); // not dbias: that may be a sum already
     return product_fuses(c, fused, plain, [&] { cuda_column_sums_(c, trial, false, dout, N, OC); });
 }
 
-// dweight (OC, IC) F32 = or += dout (N, OC)^T x in (N, IC); dbias (OC) F32, optional: = or += column sums of dout
+// dweight (OC, IC) F32 = or += dout (N, OC; rows may be apart)^T x in (N, IC); dbias (OC) F32, optional: = or += column sums of dout
 static void cuda_linear_backward_weight(Device *device, Buffer dweight, Buffer dbias, bool accumulate, Buffer dout, Buffer in, int64_t N,
                                         int64_t IC, int64_t OC) {
     CudaDevice *c = cuda_of(device);
@@ -180,7 +145,7 @@ static void cuda_linear_backward_weight(Device *device, Buffer dweight, Buffer d
     if (dbias.data != nullptr) {
         Product fused = plain;
         fused.epilogue = CUBLASLT_EPILOGUE_BGRADB;
-        fused.bias = accumulate ? Buffer{cuda_scratch(c, (size_t)OC * 4), DTYPE_F32} : dbias;
+        fused.bias = accumulate ? buffer_of(cuda_scratch(c, (size_t)OC * 4), DTYPE_F32) : dbias;
         if (bias_gradient_fuses_(c, &fused, &plain, dout, N, OC)) {
             if (accumulate) fused.bias.data = cuda_scratch(c, (size_t)OC * 4); // the trial may have moved it
             product_enqueue(c, &fused);
@@ -230,8 +195,8 @@ static double cuda_matmul_rate(Device *device, Dtype dtype) {
         void *matrix[3] = {rate_matrix_(device, n, dtype), rate_matrix_(device, n, dtype), rate_matrix_(device, n, dtype)};
         float ms = 0;
         if (matrix[0] != nullptr && matrix[1] != nullptr && matrix[2] != nullptr) {
-            const Product p = {
-                PRODUCT_NT, {matrix[2], dtype}, {matrix[0], dtype}, {matrix[1], dtype}, n, n, n, false, CUBLASLT_EPILOGUE_DEFAULT, {}, {}};
+            const Buffer left = buffer_of(matrix[0], dtype), right = buffer_of(matrix[1], dtype), out = buffer_of(matrix[2], dtype);
+            const Product p = {PRODUCT_NT, out, left, right, n, n, n, false, CUBLASLT_EPILOGUE_DEFAULT, {}, {}};
             ms = product_time_(c, [&] { product(c, p); });
         }
         cuda_synchronize(device);

@@ -7,7 +7,8 @@
 // Which operand is stored transposed: NT: left (M, K), right (N, K). NN: left (M, K), right (K, N). TN: left (K, M), right (K, N).
 enum ProductForm { PRODUCT_NT, PRODUCT_NN, PRODUCT_TN };
 
-// out (M, N) = or += left x right, then the epilogue. bias: added (N), or the bias gradient (M) =; aux (M, N): the input of GELU.
+// out (M, N) = or += left x right, then the epilogue. bias: added (N), or the bias gradient (M) =; aux (M, N): the input of GELU. Rows of out and
+// left may be apart (Buffer.row).
 struct Product {
     ProductForm form;
     Buffer out, left, right;
@@ -15,8 +16,11 @@ struct Product {
     bool accumulate;
     uint32_t epilogue; // cublasLtEpilogue_t
     Buffer bias, aux;
-    int64_t left_ld = 0; // elements from row to row of left as it lies in memory; 0: no gaps
 };
+
+// Elements from row to row of left and of out as they lie in memory.
+static inline int64_t product_left_row(const Product *p) { return buffer_row(p->left, p->form == PRODUCT_TN ? p->M : p->K); }
+static inline int64_t product_out_row(const Product *p) { return buffer_row(p->out, p->N); }
 
 enum { OWN_TILE = 32, OWN_ROWS = 8, OWN_THREADS = OWN_TILE * OWN_ROWS };
 
@@ -39,12 +43,12 @@ static __device__ void own_load_(float (*shared)[OWN_TILE + 1], OwnMatrix matrix
     }
 }
 
-// out (M, N) = or += left (M, K) x right (K, N); sums in fp32 in the order of k. For products that cuBLASLt does not take, so plain rather than
-// fast. Tile 32 x 32 x 32, a block of 256 threads per tile, 4 results a thread. Grid: tiles, rows of tiles one after the other. 8.25 KiB of shared
-// memory. Not measured on a device yet.
+// out (M, N; out_row elements from row to row) = or += left (M, K) x right (K, N); sums in fp32 in the order of k. For products that cuBLASLt does
+// not take, so plain rather than fast. Tile 32 x 32 x 32, a block of 256 threads per tile, 4 results a thread. Grid: tiles, rows of tiles one after
+// the other. 8.25 KiB of shared memory. Not measured on a device yet.
 template <class Out, class In>
 __global__ void __launch_bounds__(OWN_THREADS)
-    own_product_kernel(Out *out, OwnMatrix left, OwnMatrix right, int64_t M, int64_t N, int64_t K, bool accumulate) {
+    own_product_kernel(Out *out, int64_t out_row, OwnMatrix left, OwnMatrix right, int64_t M, int64_t N, int64_t K, bool accumulate) {
     __shared__ float a[OWN_TILE][OWN_TILE + 1], b[OWN_TILE][OWN_TILE + 1];
     const int64_t across = (N + OWN_TILE - 1) / OWN_TILE;
     const int64_t row = (int64_t)blockIdx.x / across * OWN_TILE, column = (int64_t)blockIdx.x % across * OWN_TILE;
@@ -63,19 +67,21 @@ __global__ void __launch_bounds__(OWN_THREADS)
     for (int r = 0; r < OWN_TILE / OWN_ROWS; r++) {
         const int64_t m = row + y + r * OWN_ROWS, n = column + x;
         if (m >= M || n >= N) continue;
-        out[m * N + n] = from_float<Out>(sum[r] + (accumulate ? to_float(out[m * N + n]) : 0.0f));
+        Out *to = out + m * out_row + n;
+        *to = from_float<Out>(sum[r] + (accumulate ? to_float(*to) : 0.0f));
     }
 }
 
 template <class Out, class In> static void own_product_launch_(CudaDevice *c, const Product *p) {
-    const OwnMatrix left = p->form == PRODUCT_TN ? OwnMatrix{p->left.data, 1, p->M} : OwnMatrix{p->left.data, p->K, 1};
+    const int64_t row = product_left_row(p);
+    const OwnMatrix left = p->form == PRODUCT_TN ? OwnMatrix{p->left.data, 1, row} : OwnMatrix{p->left.data, row, 1};
     const OwnMatrix right = p->form == PRODUCT_NT ? OwnMatrix{p->right.data, 1, p->K} : OwnMatrix{p->right.data, p->N, 1};
     const int64_t tiles = ((p->M + OWN_TILE - 1) / OWN_TILE) * ((p->N + OWN_TILE - 1) / OWN_TILE);
-    launch(c, c->compute, {dim3((unsigned)tiles), OWN_THREADS}, own_product_kernel<Out, In>, (Out *)p->out.data, left, right, p->M, p->N, p->K,
-           p->accumulate);
+    launch(c, c->compute, {dim3((unsigned)tiles), OWN_THREADS}, own_product_kernel<Out, In>, (Out *)p->out.data, product_out_row(p), left, right,
+           p->M, p->N, p->K, p->accumulate);
 }
 
-// Enqueues a product without its epilogue and without gaps. Right for all sizes, addresses and mixtures of F32 and BF16.
+// Enqueues a product without its epilogue. Right for all sizes, addresses and mixtures of F32 and BF16.
 static void own_product(CudaDevice *c, const Product *p) {
     const bool in_bf16 = p->left.dtype == DTYPE_BF16, out_bf16 = p->out.dtype == DTYPE_BF16;
     if (in_bf16) {

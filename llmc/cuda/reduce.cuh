@@ -76,17 +76,17 @@ static __device__ __forceinline__ float columns_block_sum(const float (&own)[UNI
     return sum;
 }
 
-// partial (gridDim.y, C) = sums over the rows of each part; in (N, C). Grid: (tiles of COLUMNS_TILE columns, parts); warp w of part p takes the
-// rows p*8+w, p*8+w+8*parts, ... Shared: 8 KiB. Reads 2 bytes per element in bf16. 45 registers. Not measured on a device yet; expected 85% of
-// the memory bandwidth.
+// partial (gridDim.y, C) = sums over the rows of each part; in (N, C; `row` elements from row to row). Grid: (tiles of COLUMNS_TILE columns,
+// parts); warp w of part p takes the rows p*8+w, p*8+w+8*parts, ... Shared: 8 KiB. Reads 2 bytes per element in bf16. 45 registers. Not measured on
+// a device yet; expected 85% of the memory bandwidth.
 template <class T>
-__global__ void __launch_bounds__(COLUMNS_THREADS) column_sums_kernel(float *partial, const T *in, int64_t N, int64_t C, bool packed) {
+__global__ void __launch_bounds__(COLUMNS_THREADS) column_sums_kernel(float *partial, const T *in, int64_t row, int64_t N, int64_t C, bool packed) {
     __shared__ float shared[COLUMNS_SHARED];
     const int64_t tile = (int64_t)blockIdx.x * COLUMNS_TILE, c = tile + threadIdx.x % 32 * UNIT;
     float sum[UNIT] = {};
 #pragma unroll 4
     for (int64_t n = (int64_t)blockIdx.y * COLUMNS_WARPS + threadIdx.x / 32; n < N; n += (int64_t)gridDim.y * COLUMNS_WARPS) {
-        const Unit<T> unit = unit_load(in + n * C, c, C, packed);
+        const Unit<T> unit = unit_load(in + n * row, c, C, packed);
 #pragma unroll
         for (int i = 0; i < UNIT; i++) sum[i] += unit[i];
     }
@@ -134,15 +134,16 @@ static inline dim3 columns_grid_(const CudaDevice *device, int64_t N, int64_t C)
     return dim3((unsigned)tiles, (unsigned)(parts > 1 ? parts : 1));
 }
 
-// out (OC) F32 = or += column sums of in (N, OC)
+// out (OC) F32 = or += column sums of in (N, OC; rows may be apart)
 static inline void cuda_column_sums_(CudaDevice *device, Buffer out, bool accumulate, Buffer in, int64_t N, int64_t OC) {
     const dim3 grid = columns_grid_(device, N, OC);
     float *partial = (float *)cuda_scratch(device, (size_t)grid.y * (size_t)OC * sizeof(float));
-    const bool packed = units_packed(OC, in);
+    const int64_t row = buffer_row(in, OC);
+    const bool packed = units_packed(row, in); // sums of what lies behind a row are dropped
     if (in.dtype == DTYPE_F32) {
-        launch(device, device->compute, {grid, COLUMNS_THREADS}, column_sums_kernel<float>, partial, (const float *)in.data, N, OC, packed);
+        launch(device, device->compute, {grid, COLUMNS_THREADS}, column_sums_kernel<float>, partial, (const float *)in.data, row, N, OC, packed);
     } else {
-        launch(device, device->compute, {grid, COLUMNS_THREADS}, column_sums_kernel<bf16>, partial, (const bf16 *)in.data, N, OC, packed);
+        launch(device, device->compute, {grid, COLUMNS_THREADS}, column_sums_kernel<bf16>, partial, (const bf16 *)in.data, row, N, OC, packed);
     }
     columns_finish_(device, (float *)out.data, nullptr, partial, grid.y, OC, accumulate);
 }

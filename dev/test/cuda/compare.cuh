@@ -52,7 +52,7 @@ __attribute__((format(printf, 2, 3))) static inline void compare_case(Compare *t
 static inline Buffer compare_buffer_(Compare *t, int which, const void *host, int64_t n, Dtype dtype) {
     Device *device = t->device[which];
     const size_t bytes = (size_t)n * dtype_bytes(dtype);
-    Buffer buffer = {device->alloc(device, bytes), dtype};
+    Buffer buffer = buffer_of(device->alloc(device, bytes), dtype);
     device->copy_in(device, buffer.data, host, bytes);
     t->owned[which].push_back(buffer);
     return buffer;
@@ -77,6 +77,22 @@ static inline Both both_ints(Compare *t, const std::vector<int32_t> &values) {
     return {{compare_buffer_(t, 0, values.data(), n, DTYPE_I32), compare_buffer_(t, 1, values.data(), n, DTYPE_I32)}, n};
 }
 
+// A number in device memory.
+template <class T> struct BothScalar {
+    const T *at[2];
+    const T *operator[](int which) const { return at[which]; }
+};
+template <class T> static inline BothScalar<T> both_scalar(Compare *t, T value) {
+    BothScalar<T> scalar;
+    for (int w = 0; w < 2; w++) {
+        void *data = t->device[w]->alloc(t->device[w], sizeof value);
+        t->device[w]->copy_in(t->device[w], data, &value, sizeof value);
+        t->owned[w].push_back(buffer_of(data, DTYPE_F32));
+        scalar.at[w] = (const T *)data;
+    }
+    return scalar;
+}
+
 // uniform in (-1, 1)
 static inline double compare_uniform(Compare *t) { return (double)(rng_mix(++t->stream) >> 11) * 0x1p-52 - 1; }
 
@@ -90,7 +106,17 @@ static inline Both both_random(Compare *t, int64_t n, Dtype dtype, double centre
 // An output: NaN.
 static inline Both both_output(Compare *t, int64_t n, Dtype dtype) { return both_values(t, std::vector<float>((size_t)n, NAN), dtype); }
 
-static inline Both both_absent() { return {{{nullptr, DTYPE_F32}, {nullptr, DTYPE_F32}}, 0}; }
+// Matrices whose rows (columns) begin `row` elements apart, with NaN between them; values (rows, columns).
+static inline Both both_rows(Compare *t, const std::vector<float> &values, int64_t columns, int64_t row, Dtype dtype) {
+    const size_t rows = values.size() / (size_t)columns;
+    std::vector<float> apart(rows * (size_t)row, NAN);
+    for (size_t i = 0; i < values.size(); i++) apart[i / (size_t)columns * (size_t)row + i % (size_t)columns] = values[i];
+    Both both = both_values(t, apart, dtype);
+    for (Buffer &buffer : both.at) buffer.row = row;
+    return both;
+}
+
+static inline Both both_absent() { return {{buffer_of(nullptr, DTYPE_F32), buffer_of(nullptr, DTYPE_F32)}, 0}; }
 
 // `run(device, which)` on both.
 template <class Run> static inline void on_both(Compare *t, Run run) {
@@ -145,6 +171,27 @@ static inline void compare_values(Compare *t, const char *what, const std::vecto
 // Compares (n) elements of both devices.
 static inline void compare(Compare *t, const char *what, const Both &got, double bound, double factor = 2) {
     compare_values(t, what, compare_read(t, 0, got.at[0], got.n), compare_read(t, 1, got.at[1], got.n), got.at[1].dtype, bound, factor);
+}
+
+// Columns of rows that are apart, without what lies between them.
+static inline std::vector<float> compare_read_rows(Compare *t, int which, const Both &both, int64_t columns) {
+    const std::vector<float> apart = compare_read(t, which, both[which], both.n);
+    std::vector<float> values;
+    for (size_t i = 0; i < apart.size(); i++) {
+        if ((int64_t)i % both[which].row < columns) values.push_back(apart[i]);
+    }
+    return values;
+}
+
+// Compares the columns of rows that are apart; what lies between them must still be NaN.
+static inline void compare_rows(Compare *t, const char *what, const Both &got, int64_t columns, double bound, double factor = 2) {
+    compare_values(t, what, compare_read_rows(t, 0, got, columns), compare_read_rows(t, 1, got, columns), got[1].dtype, bound, factor);
+    int64_t changed = 0;
+    for (int which = 0; which < 2; which++) {
+        const std::vector<float> apart = compare_read(t, which, got[which], got.n);
+        for (size_t i = 0; i < apart.size(); i++) changed += (int64_t)i % got[which].row >= columns && !std::isnan(apart[i]);
+    }
+    compare_record(t, std::string(what) + ", changed between rows", (double)changed, 0);
 }
 
 // Gives back the buffers of a case.

@@ -13,7 +13,7 @@ static inline BothState both_state(Compare *t, StepState value) {
     for (int w = 0; w < 2; w++) {
         state.at[w] = (StepState *)t->device[w]->alloc(t->device[w], sizeof value);
         t->device[w]->copy_in(t->device[w], state.at[w], &value, sizeof value);
-        t->owned[w].push_back({state.at[w], DTYPE_F32});
+        t->owned[w].push_back(buffer_of(state.at[w], DTYPE_F32));
     }
     return state;
 }
@@ -38,7 +38,7 @@ static inline BothSegments both_segments(Compare *t, const std::vector<Segment> 
     for (int w = 0; w < 2; w++) {
         void *data = t->device[w]->alloc(t->device[w], segments.size() * sizeof(Segment));
         t->device[w]->copy_in(t->device[w], data, segments.data(), segments.size() * sizeof(Segment));
-        t->owned[w].push_back({data, DTYPE_F32});
+        t->owned[w].push_back(buffer_of(data, DTYPE_F32));
         both.at[w] = (const Segment *)data;
     }
     return both;

@@ -65,6 +65,8 @@ static void adamw_step(Compare *t, const AdamWBuffers &b, const BothState &state
                      .grad_squares = 0,
                      .grad_norm = NAN,
                      .lr = old.lr,
+                     .loss_scale = 8,
+                     .dropout_key = 9,
                      .clip_coefficient = NAN,
                      .skip = 5,
                      .optimizer_steps = old.optimizer_steps});
@@ -89,8 +91,15 @@ static void test_adamw_case(Compare *t, Dtype dtype, int64_t skip, int64_t steps
                  config.beta1);
     const AdamWBuffers b = adamw_buffers(t, dtype, skip);
     const BothSegments list = both_segments(t, adamw_segments);
-    const BothState state = both_state(
-        t, {.loss_sum = 0, .grad_squares = 0, .grad_norm = 0, .lr = 0.01, .clip_coefficient = 0, .skip = 0, .optimizer_steps = steps_before});
+    const BothState state = both_state(t, {.loss_sum = 0,
+                                           .grad_squares = 0,
+                                           .grad_norm = 0,
+                                           .lr = 0.01,
+                                           .loss_scale = 8,
+                                           .dropout_key = 9,
+                                           .clip_coefficient = 0,
+                                           .skip = 0,
+                                           .optimizer_steps = steps_before});
     const std::vector<std::vector<float>> start = adamw_read(t, b);
     for (int step = 0; step < 10; step++) {
         const AdamWFault fault = step == 2 ? ADAMW_GRADIENT_NAN : step == 5 ? ADAMW_GRADIENT_INFINITE : step == 7 ? ADAMW_LOSS_NAN : ADAMW_GOOD;
@@ -117,8 +126,15 @@ static void test_step_decide(Compare *t) {
     for (double squares : {0.0, 0.25, 0.999, 1.001, 1e12, (double)INFINITY, (double)NAN}) {
         for (double clip : {0.0, 1.0, 1e-3}) {
             compare_case(t, "squares %g, clip %g", squares, clip);
-            const BothState state = both_state(
-                t, {.loss_sum = 2, .grad_squares = squares, .grad_norm = -1, .lr = 0.5, .clip_coefficient = -1, .skip = 7, .optimizer_steps = 4});
+            const BothState state = both_state(t, {.loss_sum = 2,
+                                                   .grad_squares = squares,
+                                                   .grad_norm = -1,
+                                                   .lr = 0.5,
+                                                   .loss_scale = 8,
+                                                   .dropout_key = 9,
+                                                   .clip_coefficient = -1,
+                                                   .skip = 7,
+                                                   .optimizer_steps = 4});
             on_both(t, [&](Device *d, int w) { d->step_decide(d, state.at[w], clip); });
             adamw_compare_state(t, state);
             compare_release(t);

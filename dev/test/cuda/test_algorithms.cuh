@@ -66,7 +66,7 @@ static void test_algorithms(Compare *t) {
     compare_record(t, "algorithms, the same way again", algorithms_launches_(t, path) != launches, 0);
     compare_record(t, "algorithms, nothing to choose again", algorithms_slurp_(path) != first, 0);
 
-    // fields: 14 of the product, verdict, ms, 8 of the algorithm. The epilogue's verdict is turned round: the other way must be taken, with good
+    // fields: 15 of the product, verdict, ms, 8 of the algorithm. The epilogue's verdict is turned round: the other way must be taken, with good
     // results.
     std::string turned, poisoned, line;
     std::stringstream lines(first);
@@ -76,8 +76,8 @@ static void test_algorithms(Compare *t) {
         if (number > 0) {
             other.clear(), bad.clear();
             for (int field = 0; words >> word; field++) {
-                other += (field == 0 ? "" : " ") + (field == 14 && word != "0" ? std::string(word == "1" ? "2" : "1") : word);
-                bad += (field == 0 ? "" : " ") + (field >= 16 ? std::string("ffffffffffffffff") : word);
+                other += (field == 0 ? "" : " ") + (field == 15 && word != "0" ? std::string(word == "1" ? "2" : "1") : word);
+                bad += (field == 0 ? "" : " ") + (field >= 17 ? std::string("ffffffffffffffff") : word);
             }
         }
         turned += other + "\n", poisoned += bad + "\n";
@@ -96,13 +96,13 @@ static void test_algorithms(Compare *t) {
 
     const size_t lines_at = turned.find('\n') + 1;
     const std::string body = turned.substr(lines_at, turned.size() - lines_at - 1); // without the last newline
-    algorithms_ignored_(t, "another version", path, "train_gpt algorithms 1, cuBLASLt 9" + turned.substr(34), launches);
+    algorithms_ignored_(t, "another version", path, "train_gpt algorithms 2, cuBLASLt 9" + turned.substr(34), launches);
     algorithms_ignored_(t, "another device", path, turned.substr(0, lines_at - 2) + "?\n" + body + "\n", launches);
     algorithms_ignored_(t, "not ours", path, "hello", launches);
     algorithms_ignored_(t, "a line cut short", path, turned.substr(0, turned.size() - 5), launches);
     algorithms_ignored_(t, "a word too many", path, turned.substr(0, turned.size() - 1) + " 0\n", launches);
     algorithms_ignored_(t, "not a number", path, turned + "0 0 0 one\n", launches);
-    algorithms_ignored_(t, "time is not a number", path, turned + "0 0 0 1 1 1 0 0 1 256 256 256 0 0 0 nan 0 0 0 0 0 0 0 0\n", launches);
+    algorithms_ignored_(t, "time is not a number", path, turned + "0 0 0 1 1 1 1 1 0 1 256 256 256 0 0 0 nan 0 0 0 0 0 0 0 0\n", launches);
     algorithms_ignored_(t, "a zero byte", path, turned + std::string(1, '\0'), launches);
     unlink(path.c_str());
     compare_case(t, "a directory, a path that cannot be");

@@ -45,14 +45,34 @@ static void test_classifier_case(Compare *t, LogitsKind kind, Dtype dtype, Dtype
     const Both logits = both_values(t, values, dtype), targets = both_ints(t, classifier_targets(t, N, V));
     const Both losses = both_output(t, N, DTYPE_F32), alone = both_output(t, N, DTYPE_F32);
     const Both dlogits = in_place ? logits : both_output(t, skip + N * V, ddtype);
+    const BothScalar<double> dloss = both_scalar(t, 0.25);
     on_both(t, [&](Device *d, int w) {
-        d->cross_entropy(d, alone[w], {nullptr, DTYPE_F32}, buffer_at(logits[w], skip), targets[w], 0, N, V);
+        d->cross_entropy(d, alone[w], {}, buffer_at(logits[w], skip), targets[w], nullptr, N, V);
         if (!in_place) d->zero(d, dlogits[w].data, (size_t)skip * dtype_bytes(dlogits[w].dtype));
-        d->cross_entropy(d, losses[w], buffer_at(dlogits[w], skip), buffer_at(logits[w], skip), targets[w], 0.25, N, V);
+        d->cross_entropy(d, losses[w], buffer_at(dlogits[w], skip), buffer_at(logits[w], skip), targets[w], dloss[w], N, V);
     });
     compare(t, "cross_entropy losses", losses, 2e-6);
     compare(t, "cross_entropy dlogits", dlogits, 2e-6);
     compare(t, "cross_entropy losses, no gradient", alone, 2e-6);
+    compare_release(t);
+}
+
+// Rows of logits and dlogits that are apart, with NaN between them, against the same values side by side.
+static void test_classifier_rows(Compare *t, LogitsKind kind, Dtype dtype, Dtype ddtype, bool in_place, int64_t N, int64_t V, int64_t row) {
+    compare_case(t, "N %lld, V %lld, rows %lld apart, logits %s %s, dlogits %s%s", (long long)N, (long long)V, (long long)row, logits_names[kind],
+                 dtype_names[dtype], dtype_names[ddtype], in_place ? " in place" : "");
+    const std::vector<float> rows = classifier_logits(t, kind, N, V);
+    const Both logits = both_rows(t, rows, V, row, dtype), targets = both_ints(t, classifier_targets(t, N, V));
+    const Both losses = both_output(t, N, DTYPE_F32), alone = both_output(t, N, DTYPE_F32);
+    const Both dlogits = in_place ? logits : both_rows(t, std::vector<float>((size_t)(N * V), NAN), V, row + (row - V) % 3 * 8, ddtype);
+    const BothScalar<double> dloss = both_scalar(t, 0.25);
+    on_both(t, [&](Device *d, int w) {
+        d->cross_entropy(d, alone[w], {}, logits[w], targets[w], nullptr, N, V);
+        d->cross_entropy(d, losses[w], dlogits[w], logits[w], targets[w], dloss[w], N, V);
+    });
+    compare(t, "cross_entropy losses, rows apart", losses, 2e-6);
+    compare(t, "cross_entropy losses, rows apart", alone, 2e-6);
+    compare_rows(t, "cross_entropy dlogits, rows apart", dlogits, V, 2e-6);
     compare_release(t);
 }
 
@@ -65,27 +85,32 @@ static std::vector<float> classifier_columns_of(const std::vector<float> &rows, 
     return part;
 }
 
-static void test_classifier_ranks(Compare *t, LogitsKind kind, Dtype dtype, int64_t N, int64_t V, int64_t R) {
-    compare_case(t, "%lld ranks, N %lld, V %lld, logits %s %s", (long long)R, (long long)N, (long long)V, logits_names[kind], dtype_names[dtype]);
+// Shares are side by side, or `apart` elements and more.
+static void test_classifier_ranks(Compare *t, LogitsKind kind, Dtype dtype, int64_t N, int64_t V, int64_t R, int64_t apart = 0) {
+    compare_case(t, "%lld ranks, N %lld, V %lld, logits %s %s, apart %lld", (long long)R, (long long)N, (long long)V, logits_names[kind],
+                 dtype_names[dtype], (long long)apart);
     const std::vector<float> rows = classifier_logits(t, kind, N, V);
     const Both targets = both_ints(t, classifier_targets(t, N, V)), all = both_output(t, R * N * 3, DTYPE_F32);
     const Both logits = both_values(t, rows, dtype), losses = both_output(t, N, DTYPE_F32), dlogits = both_output(t, N * V, DTYPE_F32);
+    const BothScalar<double> dloss = both_scalar(t, 0.25);
     std::vector<Both> part, part_losses, part_dlogits;
     std::vector<int64_t> begin;
     for (int64_t r = 0; r <= R; r++) begin.push_back(V * r * r / (R * R)); // unequal shares
     for (int64_t r = 0; r < R; r++) {
-        part.push_back(both_values(t, classifier_columns_of(rows, V, begin[(size_t)r], begin[(size_t)r + 1]), dtype));
+        const int64_t columns = begin[(size_t)r + 1] - begin[(size_t)r], row = columns + apart;
+        part.push_back(both_rows(t, classifier_columns_of(rows, V, begin[(size_t)r], begin[(size_t)r + 1]), columns, row, dtype));
         part_losses.push_back(both_output(t, N, DTYPE_F32));
-        part_dlogits.push_back(r == 1 ? part.back() : both_output(t, part.back().n, DTYPE_F32)); // rank 1 in place
+        const Both empty = both_rows(t, std::vector<float>((size_t)(N * columns), NAN), columns, row, DTYPE_F32);
+        part_dlogits.push_back(r == 1 ? part.back() : empty); // rank 1 in place
     }
     on_both(t, [&](Device *d, int w) {
-        d->cross_entropy(d, losses[w], dlogits[w], logits[w], targets[w], 0.25, N, V);
+        d->cross_entropy(d, losses[w], dlogits[w], logits[w], targets[w], dloss[w], N, V);
         for (size_t r = 0; r < (size_t)R; r++) {
             d->cross_entropy_local(d, buffer_at(all[w], (int64_t)r * N * 3), part[r][w], targets[w], begin[r], N, begin[r + 1] - begin[r]);
         }
         for (size_t r = 0; r < (size_t)R; r++) {
-            const Buffer to = r == 2 ? Buffer{nullptr, DTYPE_F32} : part_dlogits[r][w]; // rank 2 without a gradient
-            d->cross_entropy_merge(d, part_losses[r][w], to, part[r][w], all[w], R, targets[w], 0.25, begin[r], N, begin[r + 1] - begin[r]);
+            const Buffer to = r == 2 ? buffer_of(nullptr, DTYPE_F32) : part_dlogits[r][w]; // rank 2 without a gradient
+            d->cross_entropy_merge(d, part_losses[r][w], to, part[r][w], all[w], R, targets[w], dloss[w], begin[r], N, begin[r + 1] - begin[r]);
         }
     });
     compare(t, "cross_entropy_local stats", all, 2e-6);
@@ -96,10 +121,11 @@ static void test_classifier_ranks(Compare *t, LogitsKind kind, Dtype dtype, int6
         compare_check(t, "cross_entropy_merge losses, same bits on all ranks",
                       compare_read(t, 1, part_losses[r][1], N) == compare_read(t, 1, part_losses[0][1], N));
         if (r == 2) continue;
-        compare(t, "cross_entropy_merge dlogits", part_dlogits[r], 1e-5);
-        const Both columns = both_values(t, classifier_columns_of(whole, V, begin[r], begin[r + 1]), DTYPE_F32);
+        const int64_t columns = begin[r + 1] - begin[r];
+        compare_rows(t, "cross_entropy_merge dlogits", part_dlogits[r], columns, 1e-5);
         // an exponent of some hundreds is a float whose last bit is 1e-5 of the probability
-        compare(t, "cross_entropy_merge dlogits, undivided", {{columns[0], part_dlogits[r][1]}, columns.n}, 4e-5);
+        compare_values(t, "cross_entropy_merge dlogits, undivided", classifier_columns_of(whole, V, begin[r], begin[r + 1]),
+                       compare_read_rows(t, 1, part_dlogits[r], columns), part_dlogits[r][1].dtype, 4e-5);
     }
     compare_release(t);
 }
@@ -119,10 +145,10 @@ static void test_classifier_infinite(Compare *t, Dtype dtype) {
                high = both_values(t, classifier_columns_of(rows, V, HALF, V), dtype);
     const Both all = both_output(t, 2 * N * 3, DTYPE_F32), merged = both_output(t, N, DTYPE_F32), dlogits = both_output(t, N * V, DTYPE_F32);
     Device *d = t->device[1];
-    d->cross_entropy(d, losses[1], dlogits[1], logits[1], targets[1], 1, N, V);
+    d->cross_entropy(d, losses[1], dlogits[1], logits[1], targets[1], both_scalar(t, 1.0)[1], N, V);
     d->cross_entropy_local(d, all[1], low[1], targets[1], 0, N, HALF);
     d->cross_entropy_local(d, buffer_at(all[1], N * 3), high[1], targets[1], HALF, N, V - HALF);
-    d->cross_entropy_merge(d, merged[1], {nullptr, DTYPE_F32}, low[1], all[1], 2, targets[1], 1, 0, N, HALF);
+    d->cross_entropy_merge(d, merged[1], {}, low[1], all[1], 2, targets[1], nullptr, 0, N, HALF);
     const double want[N] = {NAN, log(1 + 199 * exp(-2.0)), NAN, NAN, INFINITY, log(1300.0)};
     for (const Both *which : {&losses, &merged}) {
         const std::vector<float> got = compare_read(t, 1, (*which)[1], N);
@@ -140,13 +166,25 @@ static void test_loss_sum(Compare *t) {
     for (int64_t N : {0, 1, 7, 1024, 5003}) {
         compare_case(t, "N %lld", (long long)N);
         const Both losses = both_random(t, N, DTYPE_F32, 5, 4);
-        const BothState state =
-            both_state(t, {.loss_sum = 1.25, .grad_squares = 3, .grad_norm = 4, .lr = 5, .clip_coefficient = 6, .skip = 0, .optimizer_steps = 7});
-        on_both(t, [&](Device *d, int w) { d->loss_sum(d, state.at[w], losses[w], 0.5, N); });
+        const BothState state = both_state(t, {.loss_sum = 1.25,
+                                               .grad_squares = 3,
+                                               .grad_norm = 4,
+                                               .lr = 5,
+                                               .loss_scale = 8,
+                                               .dropout_key = 9,
+                                               .clip_coefficient = 6,
+                                               .skip = 0,
+                                               .optimizer_steps = 7});
+        const BothScalar<double> half = both_scalar(t, 0.5);
+        on_both(t, [&](Device *d, int w) {
+            d->loss_sum(d, state.at[w], losses[w], half[w], N);
+            d->loss_sum(d, state.at[w], losses[w], nullptr, N);
+        });
         const StepState want = state_read(t, state, 0), got = state_read(t, state, 1);
         compare_record(t, "loss_sum", relative_error(got.loss_sum, want.loss_sum), 1e-14);
         compare_check(t, "loss_sum leaves the rest",
-                      got.grad_squares == 3 && got.grad_norm == 4 && got.lr == 5 && got.clip_coefficient == 6 && got.optimizer_steps == 7);
+                      got.grad_squares == 3 && got.grad_norm == 4 && got.lr == 5 && got.loss_scale == 8 && got.dropout_key == 9 &&
+                          got.clip_coefficient == 6 && got.optimizer_steps == 7);
         compare_release(t);
     }
 }
@@ -166,6 +204,12 @@ static void test_classifier(Compare *t) {
             test_classifier_ranks(t, LOGITS_RANDOM, dtype, 4, 97, R);
             test_classifier_ranks(t, LOGITS_RISING, dtype, 4, 2000, R);
             test_classifier_ranks(t, LOGITS_HUGE, dtype, 3, 90, R);
+            test_classifier_ranks(t, LOGITS_RANDOM, dtype, 4, 1301, R, R == 2 ? 3 : 64);
+        }
+        for (Dtype ddtype : {DTYPE_F32, DTYPE_BF16}) {
+            test_classifier_rows(t, LOGITS_RANDOM, dtype, ddtype, dtype == ddtype, 4, 4099, 4160);
+            test_classifier_rows(t, LOGITS_HOLES, dtype, ddtype, false, 4, 4099, 4160);
+            test_classifier_rows(t, LOGITS_RISING, dtype, ddtype, false, 4, 33, 36); // not aligned
         }
         test_classifier_ranks(t, LOGITS_RANDOM, dtype, 2, 5000, 40); // more ranks than lanes
         test_classifier_infinite(t, dtype);

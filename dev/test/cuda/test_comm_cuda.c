@@ -213,8 +213,8 @@ static void overlap(Test *t, CommGroup *g, CommGroup *other) {
     d->zero(d, x, BUCKETS * N * sizeof *x);
     for (int round = 0; round < 2; round++) {
         for (int b = 0; b < BUCKETS; b++) {
-            const Buffer bucket = {x + b * N, DTYPE_F32};
-            for (int i = 0; i <= b % 3; i++) d->accumulate(d, bucket, (Buffer){ones, DTYPE_F32}, N);
+            const Buffer bucket = buffer_of(x + b * N, DTYPE_F32);
+            for (int i = 0; i <= b % 3; i++) d->accumulate(d, bucket, buffer_of(ones, DTYPE_F32), N);
             sums[b] = comm_all_reduce_start(g, bucket.data, N, COMM_F32, COMM_SUM);
             scalar[b] = b + comm->rank;
             scalars[b] = comm_all_reduce_start(comm->world, &scalar[b], 1, COMM_F64, COMM_SUM);
@@ -230,11 +230,11 @@ static void overlap(Test *t, CommGroup *g, CommGroup *other) {
             } else {
                 comm_wait(&sums[b]);
             }
-            d->accumulate(d, (Buffer){sum + b * N, DTYPE_F32}, (Buffer){x + b * N, DTYPE_F32}, N);
+            d->accumulate(d, buffer_of(sum + b * N, DTYPE_F32), buffer_of(x + b * N, DTYPE_F32), N);
             d->zero(d, x + b * N, N * sizeof *x);
             comm_wait(&gathers[b]);
             for (int k = 0; k < other->size; k++)
-                d->accumulate(d, (Buffer){sum + b * N, DTYPE_F32}, (Buffer){y + (b * other->size + k) * N, DTYPE_F32}, N);
+                d->accumulate(d, buffer_of(sum + b * N, DTYPE_F32), buffer_of(y + (b * other->size + k) * N, DTYPE_F32), N);
             comm_wait(&scalars[b]);
             check(scalar[b] == b * comm->size + comm->size * (comm->size - 1) / 2, "scalar %d in flight", b);
         }
@@ -272,12 +272,12 @@ static void pipes(Test *t, CommGroup *down, CommGroup *up) {
     for (int round = 0; round < ROUNDS; round++) {
         for (int way = 0; way < 2; way++) {
             const int last = (round + 1) % 2; // where the message of the round before is
-            const Buffer to = {out[way], DTYPE_F32}, from = {in[way][last], DTYPE_F32};
+            const Buffer to = buffer_of(out[way], DTYPE_F32), from = buffer_of(in[way][last], DTYPE_F32);
             if (round > 0) {
                 comm_wait(&received[way][last]);
                 comm_wait(&sent[way]); // its buffer is used again
                 d->cast(d, to, from, N);
-                d->accumulate(d, to, (Buffer){ones, DTYPE_F32}, N);
+                d->accumulate(d, to, buffer_of(ones, DTYPE_F32), N);
                 if (round + 1 < ROUNDS) received[way][last] = comm_recv_start(way ? up : down, from.data, N, COMM_F32, way ? next : before, 0);
             }
             sent[way] = comm_send_start(way ? up : down, to.data, N, COMM_F32, way ? before : next, 0);
@@ -308,7 +308,7 @@ static void missing_wait(Test *t) {
     d->copy_in(d, t->a, host[0], sizeof host[0]);
     CommHandle handle = comm_all_reduce_start(t->comm->world, t->a, N, COMM_F32, COMM_SUM);
     count(t, t->comm->world, COMM_ALL_REDUCE, N * 4);
-    d->cast(d, (Buffer){early, DTYPE_F32}, (Buffer){t->a, DTYPE_F32}, N);
+    d->cast(d, buffer_of(early, DTYPE_F32), buffer_of(t->a, DTYPE_F32), N);
     comm_wait(&handle);
     d->copy_out(d, host[0], early, sizeof host[0]);
     d->copy_out(d, host[1], t->a, sizeof host[1]);
@@ -354,7 +354,7 @@ static void ill(Test *t, const char *form, const char *file) {
     if (strcmp(form, "changed") == 0) comm_late(comm, 5);
     if (strcmp(form, "nothing") != 0) handle = comm_all_gather_start(comm->world, y, x, 1000 / size, COMM_F32);
     if (strcmp(form, "changed") == 0) d->zero(d, y, 4);
-    if (strcmp(form, "race") == 0) d->accumulate(d, (Buffer){x + 1000, DTYPE_F32}, (Buffer){y, DTYPE_F32}, 1000 / size * size);
+    if (strcmp(form, "race") == 0) d->accumulate(d, buffer_of(x + 1000, DTYPE_F32), buffer_of(y, DTYPE_F32), 1000 / size * size);
     if (strcmp(form, "leak") == 0) handle = NULL;
     comm_wait(&handle);
     d->copy_out(d, host, y, sizeof host);

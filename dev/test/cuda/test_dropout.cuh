@@ -8,9 +8,10 @@
 static void dropout_backward_case_(Compare *t, int64_t N, int64_t C, int64_t skip, Dtype dtype, uint32_t threshold, bool in_place) {
     compare_case(t, "N %lld, C %lld, skip %lld, threshold %u, in place %d", (long long)N, (long long)C, (long long)skip, threshold, in_place);
     const Both in = both_shifted(both_random(t, N * C + skip, dtype, 0.5, 2), skip), token = both_tokens(t, N);
+    const BothScalar<uint64_t> key = both_scalar<uint64_t>(t, 0xfedcba9876543210);
     const Both out = in_place ? in : both_shifted(both_output(t, N * C + skip, dtype), skip);
     on_both(t, [&](Device *d, int w) {
-        const Dropout dropout = {0xfedcba9876543210, 0xffffff, threshold, token[w]};
+        const Dropout dropout = {key[w], 0xffffff, threshold, token[w]};
         d->dropout_backward(d, out[w], in[w], threshold < 65537 ? &dropout : nullptr, N, C);
     });
     compare(t, "dropout_backward", out, 0, 1);
@@ -24,7 +25,8 @@ static void dropout_mask_case_(Compare *t, int64_t N, int64_t C) {
     const Both ones = both_values(t, std::vector<float>((size_t)(N * C), 1.0f), DTYPE_F32), zeros = both_random(t, N * C, DTYPE_F32, 0, 0);
     const Both token = both_tokens(t, N), forward = both_output(t, N * C, DTYPE_F32), backward = both_output(t, N * C, DTYPE_F32);
     Device *d = t->device[1];
-    const Dropout dropout = {77, 5, threshold, token[1]};
+    const uint64_t number = 77;
+    const Dropout dropout = {both_scalar(t, number)[1], 5, threshold, token[1]};
     d->residual_forward(d, forward[1], zeros[1], ones[1], &dropout, N, C);
     d->dropout_backward(d, backward[1], ones[1], &dropout, N, C);
     std::vector<float> want((size_t)(N * C));
@@ -33,7 +35,7 @@ static void dropout_mask_case_(Compare *t, int64_t N, int64_t C) {
     for (int64_t n = 0; n < N; n++) {
         for (int64_t c = 0; c < C; c++) {
             uint16_t bits[8];
-            rng_dropout_bits(dropout.key, dropout.site, (uint64_t)index[(size_t)n], (uint32_t)(c / 8), bits);
+            rng_dropout_bits(number, dropout.site, (uint64_t)index[(size_t)n], (uint32_t)(c / 8), bits);
             want[(size_t)(n * C + c)] = bits[c % 8] < threshold ? 65536.0f / (float)threshold : 0.0f;
         }
     }

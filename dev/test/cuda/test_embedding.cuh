@@ -36,13 +36,14 @@ static void test_embedding_case(Compare *t, const EmbeddingCase &c, Dtype dtype)
     const Both wte = both_random(t, c.part * c.C + c.skip, dtype, 0, 1), wpe = both_random(t, c.T * c.C + c.skip, dtype, 0, 1);
     const Both dout = both_random(t, c.N * c.C + c.skip, dtype, 0.25, 1), out = both_output(t, c.N * c.C + c.skip, dtype);
     const Both dwte = both_random(t, c.part * c.C + c.skip, DTYPE_F32, 0, 1), dwpe = both_random(t, c.T * c.C + c.skip, DTYPE_F32, 0, 1);
+    const BothScalar<uint64_t> key = both_scalar(t, rng_dropout_key(7, 3));
     const std::vector<float> old = compare_read(t, 1, dwte[1], dwte.n);
     std::vector<float> first;
     for (int round = 0; round < 2; round++) { // the second on the CUDA device alone: the same bits again
         for (int w = round; w < 2; w++) {
             Device *d = t->device[w];
             if (round == 1) d->copy_in(d, dwte[1].data, old.data(), old.size() * sizeof(float));
-            const Dropout dropout = {rng_dropout_key(7, 3), 0xffffff, rng_dropout_threshold(0.2), index[w]};
+            const Dropout dropout = {key[w], 0xffffff, rng_dropout_threshold(0.2), index[w]};
             const Dropout *drop = c.dropout ? &dropout : nullptr;
             const Buffer none = absent[w];
             if (round == 0)
@@ -75,7 +76,7 @@ static void test_embedding_order(Compare *t, int64_t each, int64_t stride) {
     const Both token = both_ints(t, ids), dout = both_values(t, rows, DTYPE_F32),
                dwte = both_values(t, std::vector<float>((size_t)(V * C)), DTYPE_F32);
     on_both(t, [&](Device *d, int w) {
-        const Buffer none = {nullptr, DTYPE_F32};
+        const Buffer none = buffer_of(nullptr, DTYPE_F32);
         d->embedding_backward(d, dwte[w], none, dout[w], token[w], none, nullptr, N, C, 0, V, 1);
     });
     compare(t, "embedding_backward dwte, token order", dwte, 0);
@@ -103,7 +104,7 @@ static void test_embedding(Compare *t) {
     test_embedding_order(t, 32, 1);
     test_embedding_order(t, 64, 300);
     on_both(t, [&](Device *d, int) { // no tokens: nothing is read or written
-        const Buffer none = {nullptr, DTYPE_F32};
+        const Buffer none = buffer_of(nullptr, DTYPE_F32);
         d->embedding_forward(d, none, none, none, none, none, nullptr, 0, 8, 0, 4);
         d->embedding_backward(d, none, none, none, none, none, nullptr, 0, 8, 0, 4, 1);
     });

@@ -15,8 +15,15 @@ static void test_global_norm_case(Compare *t, const char *name, const std::vecto
     }
     const Both grad = both_values(t, values, DTYPE_F32);
     const BothSegments list = both_segments(t, segments);
-    const StepState start = {
-        .loss_sum = 1, .grad_squares = 2 * scale * scale, .grad_norm = 4, .lr = 5, .clip_coefficient = 6, .skip = 0, .optimizer_steps = 7};
+    const StepState start = {.loss_sum = 1,
+                             .grad_squares = 2 * scale * scale,
+                             .grad_norm = 4,
+                             .lr = 5,
+                             .loss_scale = 8,
+                             .dropout_key = 9,
+                             .clip_coefficient = 6,
+                             .skip = 0,
+                             .optimizer_steps = 7};
     const BothState state = both_state(t, start), again = both_state(t, start);
     on_both(t, [&](Device *d, int w) {
         d->grad_squares(d, state.at[w], buffer_at(grad[w], skip), list.at[w], list.count);
@@ -25,7 +32,9 @@ static void test_global_norm_case(Compare *t, const char *name, const std::vecto
     const StepState want = state_read(t, state, 0), got = state_read(t, state, 1);
     compare_record(t, "grad_squares", relative_error(got.grad_squares, want.grad_squares), 1e-13);
     compare_check(t, "grad_squares again", got.grad_squares == state_read(t, again, 1).grad_squares);
-    compare_check(t, "grad_squares leaves the rest", got.loss_sum == 1 && got.grad_norm == 4 && got.lr == 5 && got.optimizer_steps == 7);
+    compare_check(t, "grad_squares leaves the rest",
+                  got.loss_sum == 1 && got.grad_norm == 4 && got.lr == 5 && got.loss_scale == 8 && got.dropout_key == 9 &&
+                      got.optimizer_steps == 7);
     compare_release(t);
 }
 

@@ -5,6 +5,7 @@
 
 #include "dev/test/cuda/compare.cuh" // Compare
 #include "llmc/cuda/product.cuh"     // own_product
+#include "llmc/cuda/reduce.cuh"      // cuda_column_sums_
 
 // Sums of k products in fp32 in another order: some ulps of the largest result.
 static constexpr double MATMUL_BOUND = 3e-6;
@@ -17,7 +18,7 @@ struct MatmulShape {
     int64_t N, IC, OC;
 };
 static const MatmulShape matmul_shapes[] = {{1, 1, 1},    {1, 16, 8},   {3, 5, 7},     {17, 8, 24}, {33, 64, 40},
-                                            {40, 33, 65}, {37, 96, 66}, {70, 72, 128}, {9, 4, 1821}}; // the last: rows of dout are padded
+                                            {40, 33, 65}, {37, 96, 66}, {70, 72, 128}, {9, 4, 1821}};
 
 struct MatmulTypes {
     Dtype in, out;
@@ -126,6 +127,81 @@ static void matmul_own_(Compare *t, MatmulShape s, Dtype in, Dtype out, int64_t 
     }
 }
 
+// Rows of outputs and of gradients of outputs that are apart: NaN lies between them.
+static std::vector<float> matmul_random_values_(Compare *t, int64_t n) {
+    std::vector<float> values((size_t)n);
+    for (float &value : values) value = (float)compare_uniform(t);
+    return values;
+}
+
+static void matmul_rows_(Compare *t, MatmulShape s, int64_t row, MatmulTypes types) {
+    const Buffer none = {};
+    const std::vector<float> nothing((size_t)(s.N * s.OC), NAN);
+    for (int bias = 0; bias < 2; bias++) {
+        compare_case(t, "N %lld IC %lld OC %lld, rows %lld apart, %s to %s, bias %d", (long long)s.N, (long long)s.IC, (long long)s.OC,
+                     (long long)row, dtype_names[types.in], dtype_names[types.out], bias);
+        const Both in = matmul_input_(t, s.N * s.IC, 0, types.in, 1), weight = matmul_input_(t, s.OC * s.IC, 0, types.in, 1);
+        const Both b = bias ? matmul_input_(t, s.OC, 0, types.in, 2) : both_absent();
+        const Both out = both_rows(t, nothing, s.OC, row, types.out);
+        on_both(t, [&](Device *d, int w) { d->linear_forward(d, out[w], none, in[w], weight[w], b[w], s.N, s.IC, s.OC); });
+        compare_rows(t, "linear_forward out, rows apart", out, s.OC, MATMUL_BOUND);
+        compare_release(t);
+    }
+    if (types.out != types.in) return;
+    for (int accumulate = 0; accumulate < 2; accumulate++) {
+        compare_case(t, "N %lld IC %lld OC %lld, rows %lld apart, %s, accumulate %d", (long long)s.N, (long long)s.IC, (long long)s.OC,
+                     (long long)row, dtype_names[types.in], accumulate);
+        const Both dout = both_rows(t, matmul_random_values_(t, s.N * s.OC), s.OC, row, types.in);
+        const Both in = matmul_input_(t, s.N * s.IC, 0, types.in, 1), weight = matmul_input_(t, s.OC * s.IC, 0, types.in, 1);
+        const Both din = matmul_output_(t, s.N * s.IC, 0, types.in);
+        const Both dweight = accumulate ? both_random(t, s.OC * s.IC, DTYPE_F32, 0, 3) : both_output(t, s.OC * s.IC, DTYPE_F32);
+        const Both dbias = accumulate ? both_random(t, s.OC, DTYPE_F32, 0, 3) : both_output(t, s.OC, DTYPE_F32);
+        const Both alone = both_output(t, s.OC * s.IC, DTYPE_F32);
+        on_both(t, [&](Device *d, int w) {
+            d->linear_backward_input(d, din[w], dout[w], weight[w], none, s.N, s.IC, s.OC);
+            d->linear_backward_weight(d, dweight[w], dbias[w], accumulate != 0, dout[w], in[w], s.N, s.IC, s.OC);
+            d->linear_backward_weight(d, alone[w], none, false, dout[w], in[w], s.N, s.IC, s.OC); // without the sums' epilogue
+        });
+        compare(t, "linear_backward_input, rows apart", din, MATMUL_BOUND);
+        compare(t, "linear_backward_weight dweight, rows apart", dweight, MATMUL_BOUND);
+        compare(t, "linear_backward_weight dweight, rows apart", alone, MATMUL_BOUND);
+        compare(t, "linear_backward_weight dbias, rows apart", dbias, MATMUL_BOUND);
+        compare_release(t);
+    }
+    compare_case(t, "N %lld OC %lld, rows %lld apart, %s", (long long)s.N, (long long)s.OC, (long long)row, dtype_names[types.in]);
+    const Both in = both_rows(t, matmul_random_values_(t, s.N * s.OC), s.OC, row, types.in), sums = both_output(t, s.OC, DTYPE_F32);
+    const Both other = matmul_input_(t, s.N * s.IC, 0, types.in, 1), dweight = both_output(t, s.OC * s.IC, DTYPE_F32);
+    t->device[0]->linear_backward_weight(t->device[0], dweight[0], sums[0], false, in[0], other[0], s.N, s.IC, s.OC);
+    cuda_column_sums_(cuda_of(t->device[1]), sums[1], false, in[1], s.N, s.OC); // our kernel, also where the epilogue wins
+    compare(t, "sums of columns, rows apart", sums, MATMUL_BOUND);
+    compare_release(t);
+}
+
+// The plain kernel's rows that are apart: of out in the form of forward, of left in the others.
+static void matmul_own_rows_(Compare *t, Dtype dtype) {
+    const Buffer none = {};
+    const int64_t M = 34, N = 37, K = 41, row = 67;
+    for (ProductForm form : {PRODUCT_NT, PRODUCT_NN, PRODUCT_TN}) {
+        compare_case(t, "M %lld N %lld K %lld, form %d, rows %lld apart, %s", (long long)M, (long long)N, (long long)K, form, (long long)row,
+                     dtype_names[dtype]);
+        const bool forward = form == PRODUCT_NT;
+        const Both left =
+            forward ? matmul_input_(t, M * K, 0, dtype, 1) : both_rows(t, matmul_random_values_(t, M * K), form == PRODUCT_TN ? M : K, row, dtype);
+        const Both right = matmul_input_(t, K * N, 0, dtype, 1);
+        const Both result = forward ? both_rows(t, std::vector<float>((size_t)(M * N), NAN), N, row, DTYPE_F32)
+                                    : matmul_output_(t, M * N, 0, form == PRODUCT_TN ? DTYPE_F32 : dtype);
+        Device *cpu = t->device[0];
+        if (form == PRODUCT_NT) cpu->linear_forward(cpu, result[0], none, left[0], right[0], none, M, K, N);
+        if (form == PRODUCT_NN) cpu->linear_backward_input(cpu, result[0], left[0], right[0], none, M, N, K);
+        if (form == PRODUCT_TN) cpu->linear_backward_weight(cpu, result[0], none, false, left[0], right[0], K, N, M);
+        const Product product = {form, result[1], left[1], right[1], M, N, K, false, 0, none, none};
+        own_product(cuda_of(t->device[1]), &product);
+        if (forward) compare_rows(t, "own_product, rows apart", result, N, MATMUL_BOUND);
+        if (!forward) compare(t, "own_product, rows apart", result, MATMUL_BOUND);
+        compare_release(t);
+    }
+}
+
 // The same call twice: the same bits.
 static void matmul_determinism_(Compare *t) {
     const MatmulShape s = {70, 72, 128};
@@ -184,6 +260,13 @@ static void test_matmul(Compare *t) {
     for (Dtype in : {DTYPE_F32, DTYPE_BF16})
         for (Dtype out : {DTYPE_F32, DTYPE_BF16})
             for (int64_t skip : {0, 1}) matmul_own_(t, skip == 0 ? MatmulShape{33, 70, 65} : MatmulShape{5, 3, 40}, in, out, skip);
+    for (const MatmulTypes &types : matmul_types) {
+        matmul_rows_(t, {3, 5, 7}, 9, types);
+        matmul_rows_(t, {33, 64, 40}, 64, types);
+        matmul_rows_(t, {70, 72, 127}, 128, types);
+        matmul_rows_(t, {9, 8, 821}, 832, types);
+    }
+    for (Dtype dtype : {DTYPE_F32, DTYPE_BF16}) matmul_own_rows_(t, dtype);
     matmul_library_(t);
     matmul_determinism_(t);
     matmul_empty_(t);

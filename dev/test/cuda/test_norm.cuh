@@ -29,8 +29,9 @@ static void norm_forward_case_(Compare *t, NormShape shape, Dtype dtype, int kin
     const Both out = both_shifted(both_output(t, n, dtype), shape.skip), rstd = both_output(t, N, DTYPE_F32);
     const Both mean = kind == NORM_LAYERNORM ? both_output(t, N, DTYPE_F32) : both_absent();
     const Both sum = branch ? both_shifted(both_output(t, n, dtype), shape.skip) : both_absent();
+    const BothScalar<uint64_t> key = both_scalar<uint64_t>(t, 0x0123456789abcdef);
     on_both(t, [&](Device *d, int w) {
-        const Dropout dropout = {0x0123456789abcdef, 7, drops ? 32768u : 65536u, token[w]};
+        const Dropout dropout = {key[w], 7, drops ? 32768u : 65536u, token[w]};
         d->norm_forward(d, out[w], mean[w], rstd[w], sum[w], in[w], add[w], weight[w], shift[w], &dropout, kind, 1e-5, N, C);
     });
     compare(t, "norm_forward out", out, 2e-6);
@@ -40,7 +41,7 @@ static void norm_forward_case_(Compare *t, NormShape shape, Dtype dtype, int kin
         compare(t, "norm_forward sum", sum, 0);
         const Both alone = both_shifted(both_output(t, n, dtype), shape.skip);
         on_both(t, [&](Device *d, int w) {
-            const Dropout dropout = {0x0123456789abcdef, 7, drops ? 32768u : 65536u, token[w]};
+            const Dropout dropout = {key[w], 7, drops ? 32768u : 65536u, token[w]};
             d->residual_forward(d, alone[w], in[w], add[w], &dropout, N, C);
         });
         compare(t, "residual_forward", alone, 0);
@@ -74,7 +75,7 @@ static void norm_twice_(Compare *t, NormShape shape, Dtype dtype) {
     const Both in = both_random(t, n, dtype, 0, 1), branch = both_random(t, n, dtype, 0, 1), weight = both_random(t, C, dtype, 1, 1);
     const Both token = both_tokens(t, N), mean = both_output(t, N, DTYPE_F32), rstd = both_output(t, N, DTYPE_F32),
                residual = both_output(t, n, dtype);
-    const Dropout dropout = {99, 3, 60000, token[1]};
+    const Dropout dropout = {both_scalar<uint64_t>(t, 99)[1], 3, 60000, token[1]};
     Device *d = t->device[1];
     Both out[2], sum[2], dx[2], dweight[2], dbias[2];
     for (int run = 0; run < 2; run++) {
