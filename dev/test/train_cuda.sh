@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # The trainer on the simulated CUDA device (make sim) against the CPU device: losses, norms and gradients of the same runs, on one rank and on layouts of
-# several, in fp32 and bf16; checkpoints that move between the two devices; the same bits from every order of streams; stops. Skipped without a
-# CUDA toolkit, unless NEED_CUDA=1.
+# several, in fp32 and bf16; checkpoints that move between the two devices; checkpoints that are copied while training goes on; the same bits from
+# every order of streams; stops. Skipped without a CUDA toolkit, unless NEED_CUDA=1.
 #
-# usage: train_cuda.sh [--quick|--refused|--moves]   only a few of the runs; only what is refused; only checkpoints and stops
+# usage: train_cuda.sh [--quick|--refused|--moves|--saves]   only a few of the runs; only what is refused; only checkpoints and stops; of these
+#                                                            only those that are written while training goes on
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 quick=${1:-}
@@ -63,6 +64,34 @@ refused 'multiple of 16' --layers 1 --channels 40 --heads 5 --precision bf16
 refused 'multiple of 16' --layers 1 --channels 40 --heads 5 --precision bf16 --dry-run
 refused 'on a device' --layers 100 --channels 65536 --heads 512
 [ "$quick" != --refused ] || { tally && exit 0 || exit 1; }
+
+# A checkpoint that is copied and written while training goes on holds what one holds that training waits for, in every order of streams.
+# saves NAME RANKS "SIMCU_STREAMS..." FLAG...: the first order saves every second step, the others every step
+saves() {
+    local name=$1 count=$2 orders=$3 every=2 order step differ
+    local tiny=(--vocab 101 --seq 16 --micro-batch 1 --global-batch 2 --layers 1 --channels 32 --heads 2 --lr 3e-3 --schedule constant --steps 3 --train "$dir/train.bin" --keep 9)
+    shift 3
+    rm -rf "$dir/waited"
+    ranks "$count" "$sim" "${tiny[@]}" "$@" --out "$dir/waited" --save-every 1 --async-save off || bad "saves $name: exit $?: $(head -3 "$dir/stderr")"
+    for order in $orders; do
+        rm -rf "$dir/copied"
+        SIMCU_STREAMS=$order ranks "$count" "$sim" "${tiny[@]}" "$@" --out "$dir/copied" --save-every $every
+        differ=$?
+        for ((step = every; step <= 3; step++)); do
+            build/compare_checkpoints "$dir/copied/step_0000000$step" "$dir/waited/step_0000000$step" >"$dir/differ" 2>&1 || differ="step $step: $(cat "$dir/differ")"
+        done
+        [ "$differ" = 0 ] && [ "$(facts "$dir/copied")" = "$(facts "$dir/waited")" ] && grep -q '"event":"save","step":3,"saved_step":2,' "$dir/copied/log.jsonl"
+        verdict $? "saves every $every, $name, SIMCU_STREAMS=$order: $differ different"
+        every=1
+    done
+}
+if [ "$quick" = --moves ] || [ "$quick" = --saves ] || [ "$quick" = "" ]; then
+    make -s build/compare_checkpoints || exit 1
+    saves "1 rank, bf16" 1 "rev 3" --precision bf16
+    saves "zero 1, bf16" 2 "fwd" --precision bf16 --zero 1
+    saves "zero 3" 2 "5" --zero 3
+fi
+[ "$quick" != --saves ] || { tally && exit 0 || exit 1; }
 
 for kind in gpt2 llama; do
     # shellcheck disable=SC2086
