@@ -88,8 +88,8 @@ saves() {
 }
 if [ "$quick" = --moves ] || [ "$quick" = --saves ] || [ "$quick" = "" ]; then
     make -s build/compare_checkpoints build/shim_io.so || exit 1
-    saves "1 rank, bf16" 1 "rev 3" --precision bf16
-    saves "zero 1, bf16" 2 "fwd" --precision bf16 --zero 1
+    saves "1 rank, bf16" 1 "fwd 3" --precision bf16
+    saves "zero 1, bf16" 2 "rev" --precision bf16 --zero 1
     saves "zero 3" 2 "5" --zero 3
     # a disk that is full is told a few steps later, and leaves what was there
     rm -rf "$dir/full"
