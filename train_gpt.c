@@ -728,6 +728,7 @@ typedef struct {
     int64_t skipped;                 // steps in a row whose loss or norm was not finite
     StepRecord record;               // of the last step, as long as its result is not known; step 0: none
     double started_ms, recorded_ms;  // when that step began; when the last one was recorded
+    Error outcome;                   // what it came to, the same on all ranks: CODE_NUMERIC when the last results are no numbers
     int64_t *sample_ids;             // (global batch) of --log-samples
 } Run;
 
@@ -778,12 +779,13 @@ static const char *agree_on_stop(Run *run, const char *out, int64_t *tokens) {
     return stop_reason_names[reason];
 }
 
-// Mean loss over the valid tokens of at most --val-batches micro-batches, the same ones every time and on any number of ranks.
-static void validate(Run *run) {
+// Mean loss over the valid tokens of at most --val-batches micro-batches, the same ones every time and on any number of ranks. False: it is no
+// number.
+static bool validate(Run *run) {
     Error error = {0};
     double sums[2] = {0, 0}; // of losses, of valid tokens
     const Trainer *t = &run->trainer;
-    if (run->setup.options.val == NULL) return;
+    if (run->setup.options.val == NULL) return true;
     comm_heartbeat(run->comm, run->step, "validation");
     loader_rewind(&run->setup.val);
     for (int64_t i = 0; i < ceil_div(run->setup.options.val_batches, t->layout.mesh.dp); i++) {
@@ -795,11 +797,12 @@ static void validate(Run *run) {
             sums[0] += losses;
             sums[1] += (double)batch->valid;
         }
-        if (agree_on_stop(run, NULL, NULL) != NULL) return; // half a validation says nothing
+        if (agree_on_stop(run, NULL, NULL) != NULL) return true; // half a validation says nothing
     }
     comm_all_reduce(run->comm->world, sums, 2, COMM_F64, COMM_SUM);
     const double loss = sums[1] > 0 ? sums[0] / sums[1] : (double)NAN;
     require(run, !is_first(run) || monitor_val(&run->monitor, run->step, loss, &error), &error);
+    return isfinite(loss) || sums[1] == 0;
 }
 
 // Logits of the token that follows `count` tokens, into host memory (V), on the ranks of the last stage. Recomputes the whole context.
@@ -996,6 +999,10 @@ static void close_record(Run *run) {
         monitor_put_int(event, "in_a_row", run->skipped);
         require(run, monitor_event_end(&run->monitor, &error), &error);
     }
+    if (step == o->steps) {
+        fail(&run->outcome, CODE_NUMERIC, "step %lld, the last: loss %g, gradient norm %g: not finite, the step was skipped (lower --lr?)",
+             (long long)step, result.loss_sum, result.grad_norm);
+    }
     if (run->skipped >= o->bad_steps) {
         fail(&error, CODE_NUMERIC, "step %lld: loss %g, gradient norm %g: %lld steps in a row were not finite and were skipped (lower --lr?)",
              (long long)step, result.loss_sum, result.grad_norm, (long long)run->skipped);
@@ -1097,11 +1104,18 @@ static void begin(Run *run, int argc, char **argv) {
     monitor_resident(&run->resident_start_bytes, &peak_bytes);
 }
 
+// The validation that a run ends with decides what it came to.
+static void validate_last(Run *run) {
+    if (!validate(run) && run->outcome.code == CODE_OK) {
+        fail(&run->outcome, CODE_NUMERIC, "the last validation, after step %lld: the loss is not finite (lower --lr?)", (long long)run->step);
+    }
+}
+
 // Validates and samples when that is due after a step. A wish to stop that came meanwhile (why, else NULL) saves what the step has left.
 static const char *look(Run *run, int64_t step) {
     const Options *o = &run->setup.options;
     const bool validates = due(o->val_every, step) && o->val != NULL, samples = due(o->sample_every, step);
-    if (validates) validate(run);
+    if (validates) (void)validate(run);
     if (samples) generate(run);
     const char *stop = validates || samples ? agree_on_stop(run, o->out, NULL) : NULL;
     if (stop != NULL && o->out != NULL && run->saving.point.step != step) save(run, true);
@@ -1165,7 +1179,7 @@ int main(int argc, char **argv) {
     }
     finish_save(&run);
     if (stop == NULL) {
-        validate(&run);
+        validate_last(&run);
         if (o->sample_every > 0 || o->prompt != NULL) generate(&run);
         export_hf(&run);
     }
@@ -1176,8 +1190,9 @@ int main(int argc, char **argv) {
     if (stop != NULL && is_first(&run)) {
         fprintf(stderr, "train_gpt: stopped by %s after step %lld%s\n", stop, (long long)run.step, o->out != NULL && run.step > 0 ? ", saved" : "");
     }
+    if (stop == NULL && run.outcome.code != CODE_OK && is_first(&run)) fprintf(stderr, "train_gpt: %s\n", run.outcome.text);
     trainer_free(t);
     run_end(&run);
-    return stop != NULL ? CODE_PREEMPTED : CODE_OK;
+    return stop != NULL ? CODE_PREEMPTED : run.outcome.code;
 }
 #endif

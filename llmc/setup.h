@@ -145,6 +145,10 @@ static inline bool setup_layout_(Setup *setup, Error *error) {
 static inline bool setup_flags(Setup *setup, Error *error) {
     Options *o = &setup->options;
     if (o->save_every == OPTIONS_AUTO && o->mtbf == 0) return fail(error, CODE_USAGE, "--save-every auto: wanted --mtbf HOURS with it");
+    const bool looks = o->val != NULL || o->prompt != NULL || o->sample_every > 0 || o->export_hf != NULL;
+    if (o->steps == 0 && !looks && !o->dry_run) {
+        return fail(error, CODE_USAGE, "--steps 0: trains nothing: wanted something to do (--val, --prompt, --sample-every, --export-hf)");
+    }
     if (o->trace != NULL && !trace_parse(o->trace, &setup->trace_first, &setup->trace_last, error)) return false;
     if (o->trace != NULL && o->out == NULL) return fail(error, CODE_USAGE, "--trace: wanted --out, the directory that gets trace.json");
     if (o->trace != NULL && setup->trace_first > o->steps) {

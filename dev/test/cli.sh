@@ -204,6 +204,16 @@ tiny 3 'truncated|bytes' --out "$dir/other2" --init-from "$dir/copy"
 
 echo "numbers"
 tiny 4 'non-finite|not finite' --lr 1000 --weight-decay 1000 --clip 0 --schedule constant --steps 200 --bad-steps 2
+# a run that goes to its end, and ends in no number: the log is whole all the same
+exploding=(--lr 1000 --weight-decay 1000 --clip 0 --schedule constant --save-every 0 --val "$dir/good.bin" --val-batches 1)
+tiny 0 - "${exploding[@]}" --steps 2 --out "$dir/large"
+tiny 4 'last validation, after step 3: the loss is not finite' "${exploding[@]}" --steps 3 --out "$dir/validated"
+tiny 4 'step 4, the last: loss .*nan, .*not finite' "${exploding[@]}" --steps 4 --out "$dir/last"
+for out in large validated last; do
+    if tail -n 1 "$dir/$out/log.jsonl" | grep -q '^{"event":"end",'; then passed=$((passed + 1)); else failed=$((failed + 1)) && echo "FAILED: the log of $out has no end"; fi
+done
+tiny 2 'steps 0: trains nothing: wanted .*--val' --steps 0
+tiny 0 - --steps 0 --dry-run
 
 echo "$passed passed, $failed failed"
 [ $failed -eq 0 ]

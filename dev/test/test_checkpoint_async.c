@@ -1,5 +1,6 @@
 // test_checkpoint_async.c: a save whose file a thread writes: the caller may change what it copied from, errors of the thread are told by the
-// end of the save and harm nothing, signals do not reach the thread, what was saved is what was handed over. Also runs under ThreadSanitizer.
+// end of the save and harm nothing, signals do not reach the thread, what was saved is what was handed over, also where the thread must ask for
+// it. Also runs under ThreadSanitizer.
 #include "llmc/checkpoint.h"      // what is tested
 #include "llmc/checkpoint_read.h" // and
 #include "llmc/checkpoint_save.h" // and
@@ -119,6 +120,35 @@ static void test_signals(float *copy) {
           atomic_load(&signals_here_), atomic_load(&signals_elsewhere_));
 }
 
+// Data that means nothing until the main thread has copied it: every bit is turned.
+typedef struct {
+    int64_t copies;
+    bool elsewhere; // another thread than the main one copied, or more than a piece was asked for
+} Fetched;
+
+static void fetch(void *context, void *to, const void *from, size_t bytes) {
+    Fetched *fetched = context;
+    fetched->copies++;
+    if (!pthread_equal(pthread_self(), main_thread_) || bytes > FILES_CHUNK_BYTES) fetched->elsewhere = true;
+    for (size_t i = 0; i < bytes; i++) ((unsigned char *)to)[i] = (unsigned char)~((const unsigned char *)from)[i];
+}
+
+static void test_fetch(float *live, float *turned) {
+    CheckpointSave save;
+    Error error = {0};
+    Fetched fetched = {0};
+    memset(&save, 0, sizeof save);
+    void *piece = base_alloc(FILES_CHUNK_BYTES);
+    save.fetch = (CheckpointFetch){fetch, &fetched, piece};
+    fill(live, 301);
+    for (size_t i = 0; i < ELEMENTS * sizeof *live; i++) ((unsigned char *)turned)[i] = (unsigned char)~((unsigned char *)live)[i];
+    const bool good = begin(&save, 301, turned, &error) && checkpoint_save_finish(&save, &error);
+    check(good && newest(live) == 301, "a save by pieces: %s", error.text);
+    check(fetched.copies >= 3 && !fetched.elsewhere && save.fetch.copy == NULL, "%lld pieces, copied by the main thread",
+          (long long)fetched.copies);
+    free(piece);
+}
+
 int main(int argc, char **argv) {
     comm_ = comm_init(&argc, &argv);
     main_thread_ = pthread_self();
@@ -130,6 +160,7 @@ int main(int argc, char **argv) {
     test_overlap(live, copy);
     test_failure(live, copy);
     test_signals(copy);
+    test_fetch(live, copy);
     check(checkpoint_interval(0.5, 24 * 3600) > 293.9 && checkpoint_interval(0.5, 24 * 3600) < 294, "Young's interval: %g s",
           checkpoint_interval(0.5, 24 * 3600));
     free(live);

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # The trainer on the simulated CUDA device (make sim) against the CPU device: losses, norms and gradients of the same runs, on one rank and on layouts of
-# several, in fp32 and bf16; checkpoints that move between the two devices; the same bits from every order of streams; stops. Skipped without a
-# CUDA toolkit, unless NEED_CUDA=1.
+# several, in fp32 and bf16; checkpoints that move between the two devices; checkpoints that are copied while training goes on; the same bits from
+# every order of streams; stops. Skipped without a CUDA toolkit, unless NEED_CUDA=1.
 #
-# usage: train_cuda.sh [--quick|--refused|--moves]   only a few of the runs; only what is refused; only checkpoints and stops
+# usage: train_cuda.sh [--quick|--refused|--moves|--saves]   only a few of the runs; only what is refused; only checkpoints and stops; of these
+#                                                            only those that are written while training goes on
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 quick=${1:-}
@@ -64,6 +65,41 @@ refused 'multiple of 16' --layers 1 --channels 40 --heads 5 --precision bf16 --d
 refused 'on a device' --layers 100 --channels 65536 --heads 512
 [ "$quick" != --refused ] || { tally && exit 0 || exit 1; }
 
+# A checkpoint that is copied and written while training goes on holds what one holds that training waits for, in every order of streams.
+tiny=(--vocab 101 --seq 16 --micro-batch 1 --global-batch 2 --layers 1 --channels 32 --heads 2 --lr 3e-3 --schedule constant --steps 3 --train "$dir/train.bin" --keep 9)
+# saves NAME RANKS "SIMCU_STREAMS..." FLAG...: the first order saves every second step, the others every step
+saves() {
+    local name=$1 count=$2 orders=$3 every=2 order step differ
+    shift 3
+    rm -rf "$dir/waited"
+    ranks "$count" "$sim" "${tiny[@]}" "$@" --out "$dir/waited" --save-every 1 --async-save off || bad "saves $name: exit $?: $(head -3 "$dir/stderr")"
+    for order in $orders; do
+        rm -rf "$dir/copied"
+        SIMCU_STREAMS=$order ranks "$count" "$sim" "${tiny[@]}" "$@" --out "$dir/copied" --save-every $every
+        differ=$?
+        for ((step = every; step <= 3; step++)); do
+            build/compare_checkpoints "$dir/copied/step_0000000$step" "$dir/waited/step_0000000$step" >"$dir/differ" 2>&1 || differ="step $step: $(cat "$dir/differ")"
+            grep -q "\"optimizer_steps\": $step," "$dir/copied/step_0000000$step/manifest.json" || differ="step $step: updates"
+        done
+        [ "$differ" = 0 ] && [ "$(facts "$dir/copied")" = "$(facts "$dir/waited")" ] && grep -q '"event":"save","step":3,"saved_step":2,' "$dir/copied/log.jsonl"
+        verdict $? "saves every $every, $name, SIMCU_STREAMS=$order: $differ different"
+        every=1
+    done
+}
+if [ "$quick" = --moves ] || [ "$quick" = --saves ] || [ "$quick" = "" ]; then
+    make -s build/compare_checkpoints build/shim_io.so || exit 1
+    saves "1 rank, bf16" 1 "fwd 3" --precision bf16
+    saves "zero 1, bf16" 2 "rev" --precision bf16 --zero 1
+    saves "zero 3" 2 "5" --zero 3
+    # a disk that is full is told a few steps later, and leaves what was there
+    rm -rf "$dir/full"
+    LD_PRELOAD="$PWD/build/shim_io.so" SHIM_PATH=step_00000003.tmp SHIM_CALL=write SHIM_AT=1 SHIM_ERROR=28 "$sim" "${tiny[@]}" --steps 9 --out "$dir/full" --save-every 1 >"$dir/stdout" 2>"$dir/stderr" </dev/null
+    status=$?
+    [ $status -eq 5 ] && grep -q '^train_gpt: .*step_00000003.tmp.*No space left' "$dir/stderr" && [ "$(ls "$dir/full" | grep -c step_)" -eq 2 ] && build/compare_checkpoints "$dir/full/step_00000002" "$dir/full/step_00000002" >/dev/null
+    verdict $? "a write that fails: exit $status, $(head -1 "$dir/stderr" | cut -c1-100), left: $(ls "$dir/full" | grep step_ | tr '\n' ' ')"
+fi
+[ "$quick" != --saves ] || { tally && exit 0 || exit 1; }
+
 for kind in gpt2 llama; do
     # shellcheck disable=SC2086
     run 1 "$dir/$kind" ./train_gpt ${model[$kind]} || tally || exit 1
@@ -117,11 +153,11 @@ fi
     verdict $? "the last record counts $(sed -nE 's/.*"kernel_launches":([0-9]+).*/\1/p' "$dir/moved/log.jsonl" | tail -n 1) kernels"
 }
 
-# a signal: saved, exit 7, and the run goes on to the same end
+# a signal while the checkpoint of the step before is still copied or written: saved, exit 7
 # shellcheck disable=SC2086
 {
     rm -rf "$dir/stopped"
-    "$sim" "${common[@]}" ${model[gpt2]} --out "$dir/stopped" --steps 1000 >"$dir/stdout" 2>"$dir/stderr" </dev/null &
+    "$sim" "${common[@]}" ${model[gpt2]} --out "$dir/stopped" --steps 1000 --save-every 1 --keep 1 >"$dir/stdout" 2>"$dir/stderr" </dev/null &
     job=$!
     for ((i = 0; i < 600; i++)); do
         [ "$(wc -l 2>/dev/null <"$dir/stopped/log.jsonl" || echo 0)" -ge 1 ] && break

@@ -1,4 +1,5 @@
 // test_memory.cuh: copies to the CUDA device: the host's buffer is overwritten as soon as a copy returns, and every byte must arrive all the same.
+// Copies for a save: they hold what was there when they were asked for, whatever ops have been enqueued since.
 #ifndef TEST_CUDA_TEST_MEMORY_CUH
 #define TEST_CUDA_TEST_MEMORY_CUH
 
@@ -82,6 +83,48 @@ static void memory_marks_(Compare *t) {
     compare_release(t);
 }
 
+// Elements of a copy that are not those of a round.
+static int64_t memory_wrong_(const float *got, int64_t n, int round) {
+    int64_t wrong = 0;
+    for (int64_t i = 0; i < n; i++) wrong += !(got[i] == (float)(i + 10000 * round));
+    return wrong;
+}
+
+// Rounds of: an op makes values, a copy of them starts, other ops read them, the next round's op overwrites them behind a fence. What came behind
+// the fence tells in odd rounds that the copy of the round before is there; for that of an odd round the host waits.
+static void memory_snapshot_(Compare *t) {
+    compare_case(t, "copies for a save");
+    Device *d = t->device[1];
+    const int64_t n = 5000, first = 1237;
+    const int rounds = 5;
+    float *copy = (float *)d->host_alloc(d, (size_t)n * 4);
+    const Both made = both_output(t, n, DTYPE_F32), values = both_output(t, n, DTYPE_F32), read = both_output(t, n, DTYPE_F32);
+    std::vector<float> host((size_t)n), back((size_t)n);
+    d->snapshot_fence(d); // nothing to wait for
+    for (int round = 0; round < rounds; round++) {
+        for (int64_t i = 0; i < n; i++) host[(size_t)i] = (float)(i + 10000 * round);
+        d->copy_in(d, made[1].data, host.data(), (size_t)n * 4);
+        d->snapshot_fence(d);
+        d->cast(d, values[1], made[1], n);
+        if (round % 2 == 1) {
+            d->copy_out(d, back.data(), values[1].data, (size_t)n * 4); // behind the fence: the copy of the round before is there
+            compare_record(t, "snapshot, behind the fence", (double)memory_wrong_(copy, n, round - 1), 0);
+            compare_record(t, "snapshot, values", (double)memory_wrong_(back.data(), n, round), 0);
+        }
+        d->snapshot_begin(d);
+        d->snapshot_copy(d, copy, values[1].data, (size_t)first * 4);
+        d->snapshot_copy(d, copy + first, buffer_at(values[1], first).data, (size_t)(n - first) * 4);
+        d->snapshot_copy(d, copy, values[1].data, 0);
+        d->cast(d, read[1], values[1], n);
+        if (round % 2 == 0) continue;
+        d->snapshot_wait(d);
+        compare_record(t, "snapshot, waited for", (double)memory_wrong_(copy, n, round), 0);
+    }
+    d->snapshot_wait(d);
+    d->host_release(d, copy);
+    compare_release(t);
+}
+
 static void test_memory(Compare *t) {
     for (const MemoryCase &c : memory_cases) {
         compare_case(t, "%s", c.what);
@@ -94,6 +137,7 @@ static void test_memory(Compare *t) {
     compare_record(t, "copy_in, bytes that differ", 0, 0);
     memory_order_(t);
     memory_marks_(t);
+    memory_snapshot_(t);
 }
 
 #endif
