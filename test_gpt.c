@@ -54,7 +54,7 @@ static void add_gradients(Result *r, Subject *s, const Model *model, double *(*w
     at = 0;
     for (int i = 0; i < model->count; at += model->tensors[i++].elements) {
         const Tensor *t = &model->tensors[i];
-        const double floor = reference_floor(global, reference_norm(theirs + at, t->elements), t->elements, total);
+        const double floor = reference_floor(global, reference_norm(theirs + at, t->elements), t->elements, total, REFERENCE_DOUBLE);
         worst_add(&r->gradient, reference_error(ours + at, theirs + at, t->elements, floor), t->name);
     }
     worst_add(&r->global, reference_error(ours, theirs, total, 0.0), "all");

@@ -159,7 +159,7 @@ static void compare_gradients(const Comparison *c) {
         const Tensor *t = &want->model.tensors[i];
         char row[96];
         gradient_row(t, row, sizeof row);
-        const double floor = reference_floor(global, reference_norm(want->gradient + at, t->elements), t->elements, want->total);
+        const double floor = reference_floor(global, reference_norm(want->gradient + at, t->elements), t->elements, want->total, REFERENCE_FLOAT);
         compare_part(c, row, t->name, want->gradient + at, rounded + at, c->have->gradient + at, t->elements, floor, bounds_fp32.gradient);
     }
     compare_part(c, "gradient", "", want->gradient, rounded, c->have->gradient, want->total, 0, bounds_fp32.global);
@@ -197,7 +197,7 @@ static Case gpt2_case(int steps) {
                                 .head_size = 16,
                                 .ffn = 100,
                                 .vocab = 131,
-                                .max_seq = 23,
+                                .max_seq = 13,
                                 .norm = NORM_LAYERNORM,
                                 .position = POSITION_LEARNED,
                                 .activation = ACTIVATION_GELU,
@@ -206,7 +206,7 @@ static Case gpt2_case(int steps) {
                                 .norm_eps = 1e-5,
                                 .dropout = 0.1};
     return (Case){.name = "GPT-2",
-                  .random = {.draw = draw_create(3, 1), .config = config, .B = 3, .T = 23, .room = 1, .chunk = 0, .micros = 3},
+                  .random = {.draw = draw_create(3, 1), .config = config, .B = 2, .T = 13, .room = 1, .micros = 3},
                   .steps = steps,
                   .last_empty = true};
 }
@@ -219,7 +219,7 @@ static Case llama_case(int steps) {
                                 .head_size = 16,
                                 .ffn = 72,
                                 .vocab = 97,
-                                .max_seq = 37,
+                                .max_seq = 19,
                                 .norm = NORM_RMSNORM,
                                 .position = POSITION_ROPE,
                                 .activation = ACTIVATION_SWIGLU,
@@ -231,9 +231,8 @@ static Case llama_case(int steps) {
                   .random = {.draw = draw_create(3, 2),
                              .config = config,
                              .B = 2,
-                             .T = 37,
-                             .room = 0,
-                             .chunk = 19,
+                             .T = 19,
+                             .chunk = 11,
                              .micros = 3,
                              .packed = true,
                              .last_masked = true},
@@ -252,7 +251,7 @@ static void test_random(uint64_t index, int precision, WholeStepRecord *record, 
 }
 
 void whole_step_test(bool small, WholeStepRecord *record, void *context) {
-    enum { STEPS = 10, RANDOM = 12, SMALL_STEPS = 2, SMALL_RANDOM = 1 };
+    enum { STEPS = 10, RANDOM = 6, SMALL_STEPS = 2, SMALL_RANDOM = 0 };
     const Case cases[] = {gpt2_case(small ? SMALL_STEPS : STEPS), llama_case(small ? SMALL_STEPS : STEPS)};
     for (int precision = PRECISION_FP32; precision <= PRECISION_BF16; precision++) {
         for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) test_case(&cases[i], precision, record, context);
