@@ -147,8 +147,9 @@ void warp_collective(unsigned asked, const char *what, void *slot, WarpFunction 
     }
     function(mine->slot, mask, file, line); // the last to arrive does the work of all
     warp.used &= ~(1u << (mine - warp.pending));
+    const int last = reverse() ? 31 : 0;
     for (int i = 0; i < 32; i++) {
-        const int other = reverse() ? 31 - i : i;
+        const int other = i ^ last; // 31 - i in reverse
         if (!(mask >> other & 1)) continue;
         Thread *thread = mine->thread[other];
         if (slot == nullptr) thread->warp_epoch++, thread->segment = 0; // __syncwarp orders memory, shuffles do not

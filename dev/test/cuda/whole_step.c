@@ -227,17 +227,11 @@ static Case llama_case(int steps) {
                                 .qk_norm = true,
                                 .norm_eps = 1e-5,
                                 .rope_theta = 1e4};
-    return (Case){.name = "Llama",
-                  .random = {.draw = draw_create(3, 2),
-                             .config = config,
-                             .B = 2,
-                             .T = 19,
-                             .chunk = 11,
-                             .micros = 3,
-                             .packed = true,
-                             .last_masked = true},
-                  .steps = steps,
-                  .empty_document = true};
+    return (Case){
+        .name = "Llama",
+        .random = {.draw = draw_create(3, 2), .config = config, .B = 2, .T = 19, .chunk = 11, .micros = 3, .packed = true, .last_masked = true},
+        .steps = steps,
+        .empty_document = true};
 }
 
 // Every switch and odd sizes, as test_gpt.c has them.
@@ -251,10 +245,11 @@ static void test_random(uint64_t index, int precision, WholeStepRecord *record, 
 }
 
 void whole_step_test(bool small, WholeStepRecord *record, void *context) {
-    enum { STEPS = 10, RANDOM = 6, SMALL_STEPS = 2, SMALL_RANDOM = 0 };
-    const Case cases[] = {gpt2_case(small ? SMALL_STEPS : STEPS), llama_case(small ? SMALL_STEPS : STEPS)};
+    enum { RANDOM = 3 };
+    const int steps[] = {[PRECISION_FP32] = small ? 2 : 10, [PRECISION_BF16] = small ? 2 : 5};
     for (int precision = PRECISION_FP32; precision <= PRECISION_BF16; precision++) {
+        const Case cases[] = {gpt2_case(steps[precision]), llama_case(steps[precision])};
         for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) test_case(&cases[i], precision, record, context);
-        for (int i = 0; i < (small ? SMALL_RANDOM : RANDOM); i++) test_random((uint64_t)i, precision, record, context);
+        for (int i = 0; i < RANDOM && !small; i++) test_random((uint64_t)i, precision, record, context);
     }
 }
