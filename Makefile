@@ -67,7 +67,7 @@ help:
 	@echo "make mutants      one-line faults, each of which must make a test fail"
 	@echo "make bench_cuda   times of the CUDA device's ops; make gpu-binaries: what dev/gpu/check.sh runs on a machine with a GPU"
 	@echo "make headers      every header compiles alone; make CC=clang syntax: warnings of another compiler"
-	@echo "make train_gptcu  ./train_gptcu: the trainer for GPUs, by nvcc (CUDA_ARCH=\"80 90a\", NO_MPI=1, NO_NCCL=1); make test_gptcu: every op on a GPU"
+	@echo "make train_gptcu  ./train_gptcu: the trainer for GPUs, by nvcc (CUDA_ARCH=\"80 90a\", NO_MPI=1, NO_NCCL=1); make test_gptcu: every op and whole steps on a GPU"
 	@echo "make sim          ./test_gptcu_sim and ./train_gptcu_sim: the CUDA device simulated on the CPU (forms _asan, _race); needs CUDA's headers"
 	@echo "make sim-test     tests of the simulated device itself (dev/cudasim)"
 	@echo "make cuda-syntax  nvcc compiles and links it all without a warning; make cuda-headers: each header alone"
@@ -280,7 +280,7 @@ headers:
 	echo "headers: each compiles alone"
 
 # Warnings of a compiler without its code: make CC=clang syntax
-SYNTAX := $(addsuffix .syntax,$(wildcard train_gpt.c test_gpt.c data/*.c dev/*.c dev/test/*.c dev/bench/*.c dev/fuzz/*.c))
+SYNTAX := $(addsuffix .syntax,$(wildcard train_gpt.c test_gpt.c data/*.c dev/*.c dev/test/*.c dev/test/cuda/*.c dev/bench/*.c dev/fuzz/*.c))
 $(SYNTAX): %.syntax: %
 	$(COMPILE) -fsyntax-only $<
 syntax: $(SYNTAX)
