@@ -67,7 +67,7 @@ help:
 	@echo "make mutants      one-line faults, each of which must make a test fail"
 	@echo "make bench_cuda   times of the CUDA device's ops; make gpu-binaries: what dev/gpu/check.sh runs on a machine with a GPU"
 	@echo "make headers      every header compiles alone; make CC=clang syntax: warnings of another compiler"
-	@echo "make train_gptcu  ./train_gptcu: the trainer for GPUs, by nvcc (CUDA_ARCH=\"80 90a\", NO_MPI=1, NO_NCCL=1); make test_gptcu: every op on a GPU"
+	@echo "make train_gptcu  ./train_gptcu: the trainer for GPUs, by nvcc (CUDA_ARCH=\"80 90a\", NO_MPI=1, NO_NCCL=1); make test_gptcu: every op and whole steps on a GPU"
 	@echo "make sim          ./test_gptcu_sim and ./train_gptcu_sim: the CUDA device simulated on the CPU (forms _asan, _race); needs CUDA's headers"
 	@echo "make sim-test     tests of the simulated device itself (dev/cudasim)"
 	@echo "make cuda-syntax  nvcc compiles and links it all without a warning; make cuda-headers: each header alone"
@@ -178,12 +178,14 @@ $(BUILD)/sim/%.cu.$(1).o: %.cu $(CU_SOURCES) $(CU_TESTS) $(SIM_HEADERS) Makefile
 endef
 $(foreach form,fast asan race,$(eval $(call SIM_FORM,$(form))))
 .SECONDARY:
-$(BUILD)/cpu_device.o: dev/test/cuda/cpu_device.c $(HEADERS) Makefile
+# what test_gpt.cu links of C: the CPU device, the trainer
+TEST_OBJECTS := $(BUILD)/cpu_device.o $(BUILD)/whole_step.o
+$(TEST_OBJECTS): $(BUILD)/%.o: dev/test/cuda/%.c train_gpt.c $(HEADERS) $(wildcard dev/test/cuda/*.h) Makefile
 	@mkdir -p $(BUILD)
 	$(COMPILE) -c $< -o $@
 SIM_LIBS := -Wl,-T,dev/cudasim/link.ld -rdynamic -fopenmp $(LIBS) $(if $(HAVE_MPI),$(MPI_LIBS))
 define SIM_TEST
-test_gptcu_sim$(2): $(BUILD)/sim/test_gpt.cu.$(1).o $(BUILD)/sim/train_gpt.cu.$(1).o $(BUILD)/cpu_device.o $(call sim_objects,$(1))
+test_gptcu_sim$(2): $(BUILD)/sim/test_gpt.cu.$(1).o $(BUILD)/sim/train_gpt.cu.$(1).o $(TEST_OBJECTS) $(call sim_objects,$(1))
 	g++ $(SIM_LINK_$(1)) $$^ $(SIM_LIBS) -o $$@
 endef
 $(eval $(call SIM_TEST,fast,))
@@ -239,7 +241,7 @@ need-nvcc:
 $(BUILD)/cuda/train_gpt.o $(BUILD)/cuda/test_gpt.o: | need-nvcc
 train_gptcu: $(BUILD)/cuda/train_gpt.o $(BUILD)/train_gpt.cuda.o
 	$(NVCC) $(NVCC_FLAGS) $^ -o $@ $(CU_LINK)
-test_gptcu: $(BUILD)/cuda/test_gpt.o $(BUILD)/cuda/train_gpt.o $(BUILD)/cpu_device.o
+test_gptcu: $(BUILD)/cuda/test_gpt.o $(BUILD)/cuda/train_gpt.o $(TEST_OBJECTS)
 	$(NVCC) $(NVCC_FLAGS) $^ -o $@ $(CU_LINK)
 # Everything compiles and links for every architecture without a warning; each kernel header compiles alone.
 cuda-syntax:
@@ -278,7 +280,7 @@ headers:
 	echo "headers: each compiles alone"
 
 # Warnings of a compiler without its code: make CC=clang syntax
-SYNTAX := $(addsuffix .syntax,$(wildcard train_gpt.c test_gpt.c data/*.c dev/*.c dev/test/*.c dev/bench/*.c dev/fuzz/*.c))
+SYNTAX := $(addsuffix .syntax,$(wildcard train_gpt.c test_gpt.c data/*.c dev/*.c dev/test/*.c dev/test/cuda/*.c dev/bench/*.c dev/fuzz/*.c))
 $(SYNTAX): %.syntax: %
 	$(COMPILE) -fsyntax-only $<
 syntax: $(SYNTAX)

@@ -4,135 +4,8 @@
 #include "train_gpt.c" // Trainer
 
 #include "dev/test/reference.h" // Fixture, NaiveGpt, reference_*
+#include "dev/test/subject.h"   // Subject
 #include "dev/test/test.h"      // check, test_end
-
-// ----------------------------------------------------------------------------
-// The adapter: all that is known here of the trainer's functions.
-
-typedef struct {
-    Options options; // the trainer points to it
-    ModelConfig config;
-    Trainer trainer;
-    int64_t step;
-} Subject;
-
-// A trainer that holds micro-batches of at most B*T tokens. Its parameters are not set yet.
-static Subject *subject_open(const ModelConfig *config, int precision, int64_t B, int64_t T, const NaiveAdamW *optimizer) {
-    Subject *s = base_new(1, sizeof *s);
-    Options *o = &s->options;
-    options_defaults(o);
-    o->precision = precision;
-    o->micro_batch = o->global_batch = B;
-    o->seq = T;
-    o->schedule = SCHEDULE_CONSTANT;
-    o->lr = optimizer->lr;
-    o->beta1 = optimizer->beta1;
-    o->beta2 = optimizer->beta2;
-    o->eps = optimizer->eps;
-    o->weight_decay = optimizer->weight_decay;
-    o->clip = optimizer->clip;
-    s->config = *config;
-    static Comm *comm; // of one rank, for all subjects
-    if (comm == NULL) comm = comm_init(NULL, NULL);
-    trainer_create(&s->trainer, o, &s->config, comm, device_cpu());
-    return s;
-}
-
-static void subject_close(Subject *s) {
-    trainer_free(&s->trainer);
-    options_free(&s->options);
-    free(s);
-}
-
-// Logits of fewer tokens at a time than the trainer would take: its own choice only matters for large vocabularies.
-static void subject_chunk(Subject *s, int64_t tokens) { s->trainer.acts.chunk = min_i64(s->trainer.acts.chunk, tokens); }
-
-static int64_t subject_offset(const Subject *s, const Tensor *tensor) { return s->trainer.zero.offset[tensor->id]; }
-
-static void subject_load(Subject *s, const Tensor *tensor, const float *values) {
-    Trainer *t = &s->trainer;
-    const Buffer param = buffer_at(t->zero.param, subject_offset(s, tensor));
-    const Buffer full = t->dtype == DTYPE_F32 ? param : buffer_at(t->zero.master, subject_offset(s, tensor));
-    t->device.copy_in(&t->device, full.data, values, (size_t)tensor->elements * sizeof *values);
-    if (t->dtype != DTYPE_F32) t->device.cast(&t->device, param, full, tensor->elements);
-}
-
-static MicroBatch subject_batch(const NaiveBatch *batch) {
-    MicroBatch micro;
-    microbatch_create(&micro, max_i64(batch->tokens, batch->documents));
-    micro.tokens = batch->tokens;
-    micro.documents = batch->documents;
-    micro.valid = reference_valid(batch);
-    for (int64_t d = 0; d < batch->documents; d++) {
-        micro.max_length = max_i64(micro.max_length, batch->cu_seqlens[d + 1] - batch->cu_seqlens[d]);
-    }
-    memcpy(micro.cu_seqlens, batch->cu_seqlens, (size_t)(batch->documents + 1) * sizeof(int32_t));
-    memcpy(micro.ids, batch->ids, (size_t)batch->tokens * sizeof(int32_t));
-    memcpy(micro.targets, batch->targets, (size_t)batch->tokens * sizeof(int32_t));
-    memcpy(micro.positions, batch->positions, (size_t)batch->tokens * sizeof(int32_t));
-    for (int64_t n = 0; n < batch->tokens; n++) micro.token_index[n] = (int32_t)(batch->first_token + n);
-    return micro;
-}
-
-// Starts a step and computes its gradients from `count` micro-batches.
-static void subject_gradients(Subject *s, const NaiveBatch *batches, int count) {
-    enum { LIMIT = 8 };
-    MicroBatch micros[LIMIT];
-    StepBatch step = {.micros = micros, .micro_count = count};
-    for (int i = 0; i < count; i++) {
-        micros[i] = subject_batch(&batches[i]);
-        step.tokens += micros[i].tokens;
-        step.valid += micros[i].valid;
-    }
-    step.valid_global = step.valid;
-    Error error = {0};
-    const ScheduleShape shape = {SCHEDULE_1F1B, 1, count, 1};
-    schedule_free(&s->trainer.schedule);
-    if (!schedule_build(&s->trainer.schedule, &shape, 0, &error)) die_error(&error);
-    step_begin(&s->trainer, ++s->step);
-    StepState *state = s->trainer.state;
-    s->trainer.device.copy_in(&s->trainer.device, &state->dropout_key, &batches[0].dropout_key, sizeof state->dropout_key);
-    accumulate_gradients(&s->trainer, &step);
-    for (int i = 0; i < count; i++) microbatch_free(&micros[i]);
-}
-
-// Loss of the running step.
-static double subject_loss(Subject *s) {
-    StepState state;
-    s->trainer.device.copy_out(&s->trainer.device, &state, s->trainer.state, sizeof state);
-    return state.loss_sum;
-}
-
-static void subject_gradient(Subject *s, const Tensor *tensor, float *values) {
-    Trainer *t = &s->trainer;
-    t->device.copy_out(&t->device, values, buffer_at(t->zero.grad, subject_offset(s, tensor)).data, (size_t)tensor->elements * sizeof *values);
-}
-
-// Ends the step; returns the norm of its gradient before clipping.
-static double subject_update(Subject *s) {
-    step_end(&s->trainer, s->step);
-    return step_result(&s->trainer, s->step).grad_norm;
-}
-
-// logits (N, V) of a batch, without dropout; between steps.
-static void subject_logits(Subject *s, const NaiveBatch *batch, float *logits) {
-    Trainer *t = &s->trainer;
-    Device *d = &t->device;
-    const int64_t C = s->config.channels, V = s->config.vocab, N = batch->tokens;
-    MicroBatch micro = subject_batch(batch);
-    Buffer w[TENSOR_KINDS];
-    (void)forward_only(t, &micro);
-    zero_weights(&t->zero, unit_of_head_weight(t), w);
-    for (int64_t n = 0; n < N; n += t->acts.chunk) {
-        const int64_t count = min_i64(t->acts.chunk, N - n);
-        d->linear_forward(d, t->acts.logits, ABSENT, buffer_at(t->acts.slots[0].norm, n * C), w[model_head_kind(&s->config)], ABSENT, count, C, V);
-        for (int64_t i = 0; i < count; i++) {
-            const Buffer row = buffer_at(t->acts.logits, i * buffer_row(t->acts.logits, V));
-            d->copy_out(d, logits + (n + i) * V, row.data, (size_t)V * sizeof *logits);
-        }
-    }
-    microbatch_free(&micro);
-}
 
 // ----------------------------------------------------------------------------
 // Comparison
@@ -181,7 +54,7 @@ static void add_gradients(Result *r, Subject *s, const Model *model, double *(*w
     at = 0;
     for (int i = 0; i < model->count; at += model->tensors[i++].elements) {
         const Tensor *t = &model->tensors[i];
-        const double floor = reference_floor(global, reference_norm(theirs + at, t->elements), t->elements, total);
+        const double floor = reference_floor(global, reference_norm(theirs + at, t->elements), t->elements, total, REFERENCE_DOUBLE);
         worst_add(&r->gradient, reference_error(ours + at, theirs + at, t->elements, floor), t->name);
     }
     worst_add(&r->global, reference_error(ours, theirs, total, 0.0), "all");
@@ -219,7 +92,8 @@ static void test_fixture(int index, int precision) {
     const ModelConfig config = fixture_config(&f);
     const NaiveAdamW optimizer = reference_optimizer(&f);
     const int64_t steps = (int64_t)fixture_number(&f, "steps"), batches = (int64_t)fixture_number(&f, "batches");
-    Subject *s = subject_open(&config, precision, (int64_t)fixture_number(&f, "batch"), (int64_t)fixture_number(&f, "seq"), &optimizer);
+    Subject *s =
+        subject_open(&config, precision, (int64_t)fixture_number(&f, "batch"), (int64_t)fixture_number(&f, "seq"), &optimizer, device_cpu());
     Model model = model_create(&config);
     for (int i = 0; i < model.count; i++) {
         char name[64];
@@ -275,41 +149,28 @@ static void naive_step_gradients(NaiveGpt *gpt, const NaiveBatch *batches, int c
 }
 
 static void random_parameters(Subject *s, NaiveGpt *gpt, uint64_t key) {
+    subject_randomize(s, key);
     for (int i = 0; i < gpt->model.count; i++) {
         const Tensor *t = &gpt->model.tensors[i];
-        float *values = base_new((size_t)t->elements, sizeof *values);
-        for (int64_t e = 0; e < t->elements; e++) {
-            values[e] = reference_random_value(t, key, e);
-            gpt->param[gpt->offset[i] + e] = values[e];
-        }
-        subject_load(s, t, values);
-        free(values);
+        for (int64_t e = 0; e < t->elements; e++) gpt->param[gpt->offset[i] + e] = reference_random_value(t, key, e);
     }
 }
 
 static void test_random(uint64_t index, int precision, Result *worst) {
-    enum { STEPS = 3, MICROS = 3 };
+    enum { STEPS = 3 };
     const NaiveAdamW optimizer = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-6, .weight_decay = 0.1, .clip = 1.0};
     const Errors *bound = precision == PRECISION_BF16 ? &bounds_bf16_random : &bounds_fp32;
-    Draw draw = draw_create(2, index);
-    ModelConfig config = reference_random_config(&draw, precision == PRECISION_BF16 ? 16 : 2);
-    const int64_t B = draw_between(&draw, 1, 5, 1), T = draw_between(&draw, 1, config.max_seq, 1), room = draw_between(&draw, 0, 2, 1);
-    const bool packed = draw_between(&draw, 0, 1, 1) == 1, last_masked = draw_between(&draw, 0, 3, 1) == 0;
-    const int micros = (int)draw_between(&draw, 1, MICROS, 1);
-    Subject *s = subject_open(&config, precision, B + room, T, &optimizer);
-    NaiveGpt gpt = naive_create(&config, B * T);
-    if (draw_between(&draw, 0, 1, 1) == 1) subject_chunk(s, draw_between(&draw, 1, 20, 1));
-    random_parameters(s, &gpt, draw.key);
+    RandomCase c = reference_random_case(index, precision == PRECISION_BF16 ? 16 : 2);
+    Subject *s = subject_open(&c.config, precision, c.B + c.room, c.T, &optimizer, device_cpu());
+    NaiveGpt gpt = naive_create(&c.config, c.B * c.T);
+    subject_chunk(s, c.chunk);
+    random_parameters(s, &gpt, c.draw.key);
     Result r = {0};
     for (int step = 0; step < STEPS; step++) {
-        RandomBatch random[MICROS];
-        NaiveBatch batches[MICROS];
-        for (int i = 0; i < micros; i++) {
-            random[i] = reference_random_batch(&draw, &config, B, T, packed, i * B * T);
-            random[i].batch.dropout_key = rng_dropout_key(draw.key, (uint64_t)step + 1);
-            for (int64_t n = 0; n < B * T && i > 0 && i == micros - 1 && last_masked; n++) random[i].targets[n] = -1;
-            batches[i] = random[i].batch;
-        }
+        RandomBatch random[RANDOM_MICROS];
+        NaiveBatch batches[RANDOM_MICROS];
+        reference_random_step(&c, step, random);
+        for (int i = 0; i < c.micros; i++) batches[i] = random[i].batch;
         double loss;
         if (step == 0 || step == STEPS - 1) {
             const double dropout = gpt.model.config.dropout;
@@ -318,17 +179,17 @@ static void test_random(uint64_t index, int precision, Result *worst) {
             gpt.model.config.dropout = dropout;
             add_logits(step == 0 ? &r.logits : &r.after, s, &batches[0], gpt.logits);
         }
-        subject_gradients(s, batches, micros);
-        naive_step_gradients(&gpt, batches, micros, &loss);
+        subject_gradients(s, batches, c.micros);
+        naive_step_gradients(&gpt, batches, c.micros, &loss);
         if (step == 0) add_gradients(&r, s, &gpt.model, naive_gradient, &gpt);
         worst_add(&r.loss, reference_difference(subject_loss(s), loss), "step");
         worst_add(&r.norm, reference_difference(subject_update(s), naive_update(&gpt, &optimizer)), "step");
-        for (int i = 0; i < micros; i++) reference_random_batch_free(&random[i]);
+        for (int i = 0; i < c.micros; i++) reference_random_batch_free(&random[i]);
     }
     char layout[140], name[200];
-    reference_describe(&config, layout, sizeof layout);
-    snprintf(name, sizeof name, "%d%s: %s, %d x %d x %d (room %d)%s", (int)index, precision == PRECISION_BF16 ? " bf16" : "", layout, micros,
-             (int)B, (int)T, (int)(B + room), packed ? " packed" : "");
+    reference_describe(&c.config, layout, sizeof layout);
+    snprintf(name, sizeof name, "%d%s: %s, %d x %d x %d (room %d)%s", (int)index, precision == PRECISION_BF16 ? " bf16" : "", layout, c.micros,
+             (int)c.B, (int)c.T, (int)(c.B + c.room), c.packed ? " packed" : "");
     const double errors[] = {r.logits.error, r.gradient.error, r.global.error, r.loss.error, r.norm.error, r.after.error};
     const double bounds[] = {bound->logits, bound->gradient, bound->global, bound->loss, bound->norm, bound->after};
     bool good = true;
@@ -358,7 +219,8 @@ static void test_repeat(int index, int precision) {
     float *gradients[2];
     double losses[2];
     for (int run = 0; run < 2; run++) {
-        Subject *s = subject_open(&config, precision, (int64_t)fixture_number(&f, "batch"), (int64_t)fixture_number(&f, "seq"), &optimizer);
+        Subject *s =
+            subject_open(&config, precision, (int64_t)fixture_number(&f, "batch"), (int64_t)fixture_number(&f, "seq"), &optimizer, device_cpu());
         for (int i = 0; i < model.count; i++) {
             char name[64];
             snprintf(name, sizeof name, "param/%s", model.tensors[i].name);

@@ -1,5 +1,6 @@
-// test_gpt.cu: every op of the CUDA device against the CPU device, in one process, on the same inputs. Prints a table of the worst errors; the exit
-// code says whether all are within their bounds. Runs on a GPU (make test_gptcu) and on the simulated device (make test_gptcu_sim).
+// test_gpt.cu: every op of the CUDA device, and whole training steps, against the CPU device, in one process, on the same inputs. Prints a table of
+// the worst errors; the exit code says whether all are within their bounds. Runs on a GPU (make test_gptcu) and on the simulated device (make
+// test_gptcu_sim).
 //
 // usage: test_gptcu [WORD...]   only the families whose name contains one of the words
 #include "dev/test/cuda/compare.cuh"          // Compare
@@ -17,6 +18,7 @@
 #include "dev/test/cuda/test_mlp.cuh"         // test_mlp
 #include "dev/test/cuda/test_norm.cuh"        // test_norm
 #include "dev/test/cuda/test_rope.cuh"        // test_rope
+#include "dev/test/cuda/test_step.cuh"        // test_step
 #include "llmc/cuda/device.h"                 // device_cuda
 
 struct Family {
@@ -39,6 +41,8 @@ static const Family families[] = {
     {"mlp", test_mlp, false},
     {"norm", test_norm, false},
     {"rope", test_rope, false},
+    {"step", test_step, false},
+    {"step_small", test_step_small, true},
 };
 
 static bool chosen(const Family *family, int count, char **words) {

@@ -32,7 +32,8 @@ struct Launch {
 std::map<const void *, int> &shared_limits = *new std::map<const void *, int>; // of kernels that asked for more than the default
 
 struct KernelCount {
-    uint64_t launches = 0, read_bytes = 0, written_bytes = 0; // of device memory; only the race form sees accesses
+    uint64_t launches = 0, threads = 0, switches = 0;
+    uint64_t read_bytes = 0, written_bytes = 0; // of device memory; only the race form sees accesses
 };
 
 struct Statistics {
@@ -44,7 +45,8 @@ struct Statistics {
         fprintf(stderr, "simcu: %llu launches, %llu blocks, %llu threads, %llu switches\n", (unsigned long long)launches,
                 (unsigned long long)blocks, (unsigned long long)threads, (unsigned long long)fiber_switches());
         for (const auto &[name, count] : kernels) {
-            fprintf(stderr, "simcu: %8llu launches %12llu bytes read %12llu written  %s\n", (unsigned long long)count.launches,
+            fprintf(stderr, "simcu: %8llu launches %10llu threads %10llu switches %12llu bytes read %12llu written  %s\n",
+                    (unsigned long long)count.launches, (unsigned long long)count.threads, (unsigned long long)count.switches,
                     (unsigned long long)count.read_bytes, (unsigned long long)count.written_bytes, name.c_str());
         }
     }
@@ -162,7 +164,11 @@ void run_grid(dim3 grid, dim3 threads, size_t shared_bytes, const void *kernel, 
     const size_t blocks = (size_t)grid.x * grid.y * grid.z;
     static const bool counting = getenv("SIMCU_STATS") != nullptr;
     statistics.launches++, statistics.blocks += blocks, statistics.threads += blocks * (size_t)block.count;
-    if (counting) statistics.running = &statistics.kernels[launch.name], statistics.running->launches++;
+    const uint64_t switches_before = fiber_switches();
+    if (counting) {
+        statistics.running = &statistics.kernels[launch.name];
+        statistics.running->launches++, statistics.running->threads += blocks * (size_t)block.count;
+    }
     std::vector<uint32_t> order;
     if (settings().threads == Order::RANDOM) {
         order.resize(blocks);
@@ -178,6 +184,7 @@ void run_grid(dim3 grid, dim3 threads, size_t shared_bytes, const void *kernel, 
         run_block();
     }
     in_kernel = false;
+    if (counting) statistics.running->switches += fiber_switches() - switches_before;
     free(dynamic);
     block.dynamic_begin = block.dynamic_end = nullptr;
 }

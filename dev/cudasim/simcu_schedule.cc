@@ -30,7 +30,7 @@ uint8_t rank_of[32], at_rank[32];
 Thread *ring[MAX_THREADS * 2]; // ready threads, first in, first out
 unsigned ring_head, ring_tail;
 
-bool random_order() { return settings().threads == Order::RANDOM; }
+bool random_order; // what the settings say, looked up once a block
 int warp_count() { return (block.count + 31) / 32; }
 
 void swap_ranks(int a, int b) {
@@ -41,7 +41,7 @@ void swap_ranks(int a, int b) {
 }
 
 Thread *pop() {
-    if (!random_order()) return ring_head == ring_tail ? nullptr : ring[ring_head++ % (2 * MAX_THREADS)];
+    if (!random_order) return ring_head == ring_tail ? nullptr : ring[ring_head++ % (2 * MAX_THREADS)];
     if (ready_ranks == 0) return nullptr;
     const uint64_t r = random64();
     if ((r & 255) == 0) swap_ranks((int)(r >> 8 & 0xffff) % warp_count(), (int)(r >> 24 & 0xffff) % warp_count());
@@ -107,7 +107,7 @@ void fiber_main() {
 
 void make_ready(Thread *thread) {
     thread->state = State::READY;
-    if (!random_order()) {
+    if (!random_order) {
         ring[ring_tail++ % (2 * MAX_THREADS)] = thread;
         return;
     }
@@ -159,7 +159,8 @@ void deadlock() {
 
 void run_block() {
     ring_head = ring_tail = 0, ready_ranks = 0, block.done = 0;
-    if (random_order()) {
+    random_order = settings().threads == Order::RANDOM;
+    if (random_order) {
         for (int i = 0; i < warp_count(); i++) at_rank[i] = (uint8_t)i, lanes[i].count = 0;
         for (int i = warp_count(); i > 1; i--) std::swap(at_rank[i - 1], at_rank[random64() % (unsigned)i]);
         for (int i = 0; i < warp_count(); i++) rank_of[at_rank[i]] = (uint8_t)i;

@@ -16,6 +16,9 @@ struct WarpgroupOperation {
 WarpgroupOperation warpgroups[MAX_THREADS / 128];
 std::vector<std::pair<const void *, Thread *>> &parked = *new std::vector<std::pair<const void *, Thread *>>;
 
+// Almost always one and the same literal: no look at its characters.
+bool same_file(const char *a, const char *b) { return a == b || strcmp(a, b) == 0; }
+
 bool reverse() { return settings().threads == Order::REVERSE; }
 
 // All have arrived: those who wait go on.
@@ -84,7 +87,7 @@ void barrier(int id, int count, const char *file, int line) {
         b.count = count, b.file = file, b.line = line;
         if (id == 0 && block.done > 0 && !settings().allow_exited)
             fail(file, line, "__syncthreads after %d threads of the block have exited", block.done);
-    } else if (b.line != line || strcmp(b.file, file) != 0) {
+    } else if (b.line != line || !same_file(b.file, file)) {
         fail(file, line, "divergent barrier: other threads of the block wait at %s:%d", b.file, b.line);
     }
     b.arrived++;
@@ -126,7 +129,7 @@ void warp_collective(unsigned asked, const char *what, void *slot, WarpFunction 
     for (unsigned used = warp.used; used != 0; used &= used - 1) {
         WarpOperation &o = warp.pending[__builtin_ctz(used)];
         if (o.mask != mask) continue; // other lanes' business, or of this lane's later
-        if (o.function != function || o.line != line || strcmp(o.file, file) != 0)
+        if (o.function != function || o.line != line || !same_file(o.file, file))
             fail(file, line, "divergent warp: lane %d reached %s while other lanes wait in %s at %s:%d", lane, what, o.what, o.file, o.line);
         mine = &o;
     }
@@ -144,8 +147,9 @@ void warp_collective(unsigned asked, const char *what, void *slot, WarpFunction 
     }
     function(mine->slot, mask, file, line); // the last to arrive does the work of all
     warp.used &= ~(1u << (mine - warp.pending));
+    const int last = reverse() ? 31 : 0;
     for (int i = 0; i < 32; i++) {
-        const int other = reverse() ? 31 - i : i;
+        const int other = i ^ last; // 31 - i in reverse
         if (!(mask >> other & 1)) continue;
         Thread *thread = mine->thread[other];
         if (slot == nullptr) thread->warp_epoch++, thread->segment = 0; // __syncwarp orders memory, shuffles do not
@@ -158,7 +162,7 @@ void warpgroup_collective(const char *what, void *slot, WarpgroupFunction functi
     const int at = current->linear & 127;
     if (o.arrived == 0)
         o.function = function, o.file = file, o.line = line;
-    else if (o.function != function || o.line != line || strcmp(o.file, file) != 0)
+    else if (o.function != function || o.line != line || !same_file(o.file, file))
         fail(file, line, "divergent warpgroup: other threads wait at %s:%d", o.file, o.line);
     o.slot[at] = slot, o.thread[at] = current;
     if (++o.arrived < 128) {

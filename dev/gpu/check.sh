@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # All that wants a GPU, in under 8 minutes, on a machine with one Hopper GPU, perhaps without MPI and without internet: layouts of the tensor-core
-# instructions, every op against the CPU device, times of every op, training of GPT-2 124M and 1558M on random tokens. Takes the programs of build/gpu
-# (make gpu-binaries, on any machine) where they run, else builds them here. Every part has a time limit.
+# instructions, every op and whole training steps against the CPU device, times of every op, training of GPT-2 124M and 1558M on random tokens. Takes
+# the programs of build/gpu (make gpu-binaries, on any machine) where they run, else builds them here. Every part has a time limit.
 #
 # usage: dev/gpu/check.sh [FILE]   writes FILE (dev/gpu/RESULTS.md): what was measured, nothing else
 # exit code: 0 all parts passed or were skipped for the reason shown, 1 one failed or took too long, 2 usage, 3 no GPU
@@ -96,8 +96,8 @@ run_fragments() {
 }
 run_ops() {
     [ -x "$bin/test_gptcu" ] || { skip ops "no program"; return; }
-    part ops 110 "$bin/test_gptcu"
-    table "Every op against the CPU device" <(sed -n '/^op and tensor/,$p' "$work/ops.txt")
+    part ops 140 "$bin/test_gptcu"
+    table "Every op, and whole training steps, against the CPU device" <(sed -n '/^op and tensor/,$p' "$work/ops.txt")
 }
 run_bench() {
     [ -x "$bin/bench_cuda" ] || { skip bench "no program"; return; }

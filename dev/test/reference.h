@@ -37,10 +37,11 @@ static inline double reference_error(const double *a, const double *b, int64_t n
 // What a tensor's error is measured against at least: a part of its share of the global gradient's norm g (n of n_total
 // parameters), 1e-3 of it in general. Some gradients are zero in exact arithmetic (a key bias that no rotation or norm follows
 // shifts all scores of a query alike; a lone token's attention has nothing to choose): there the computed value is rounding noise
-// of terms of ordinary size that cancel, and is measured against a tenth of the share.
-static inline double reference_floor(double g, double tensor_norm, int64_t n, int64_t n_total) {
-    const double share = g * sqrt((double)n / (double)n_total);
-    return share * (tensor_norm <= 1e-9 * share ? 1e-1 : 1e-3);
+// of terms of ordinary size that cancel, and is measured against a tenth of the share. A reference computed in fp32 has such noise itself.
+enum { REFERENCE_DOUBLE, REFERENCE_FLOAT };
+static inline double reference_floor(double g, double tensor_norm, int64_t n, int64_t n_total, int reference) {
+    const double share = g * sqrt((double)n / (double)n_total), noise = reference == REFERENCE_FLOAT ? 1e-5 : 1e-9;
+    return share * (tensor_norm <= noise * share ? 1e-1 : 1e-3);
 }
 
 static inline double reference_difference(double a, double b) {
@@ -193,6 +194,38 @@ static inline void reference_random_batch_free(RandomBatch *r) {
     free(r->positions);
     free(r->cu_seqlens);
     *r = (RandomBatch){0};
+}
+
+// A random run: its batches are drawn one after the other.
+enum { RANDOM_MICROS = 3 };
+typedef struct {
+    Draw draw;
+    ModelConfig config;
+    int64_t B, T, room; // rows of a micro-batch, tokens of a row; further rows that the trainer has room for
+    int64_t chunk;      // tokens whose logits exist at once; 0: the trainer's choice
+    int micros;         // per step, up to RANDOM_MICROS
+    bool packed;
+    bool last_masked; // a step's last micro-batch has no target, unless it is the first
+} RandomCase;
+
+static inline RandomCase reference_random_case(uint64_t index, int64_t head_step) {
+    RandomCase c = {.draw = draw_create(2, index)};
+    c.config = reference_random_config(&c.draw, head_step);
+    c.B = draw_between(&c.draw, 1, 5, 1), c.T = draw_between(&c.draw, 1, c.config.max_seq, 1), c.room = draw_between(&c.draw, 0, 2, 1);
+    c.packed = draw_between(&c.draw, 0, 1, 1) == 1, c.last_masked = draw_between(&c.draw, 0, 3, 1) == 0;
+    c.micros = (int)draw_between(&c.draw, 1, RANDOM_MICROS, 1);
+    if (draw_between(&c.draw, 0, 1, 1) == 1) c.chunk = draw_between(&c.draw, 1, 20, 1);
+    return c;
+}
+
+// The micro-batches of the next step, number `step` (from 0), into random (micros).
+static inline void reference_random_step(RandomCase *c, int step, RandomBatch *random) {
+    for (int i = 0; i < c->micros; i++) {
+        random[i] = reference_random_batch(&c->draw, &c->config, c->B, c->T, c->packed, i * c->B * c->T);
+        random[i].batch.dropout_key = rng_dropout_key(c->draw.key, (uint64_t)step + 1);
+        if (i == 0 || i < c->micros - 1 || !c->last_masked) continue;
+        for (int64_t n = 0; n < c->B * c->T; n++) random[i].targets[n] = -1;
+    }
 }
 
 #endif

@@ -40,7 +40,7 @@ static void test_fixture(int index) {
             double *wanted = reference_tensor(&f, "grad/", t->name, t->elements);
             worst_add(&gradient,
                       reference_error(gpt.grad + gpt.offset[i], wanted, t->elements,
-                                      reference_floor(norms[0], reference_norm(wanted, t->elements), t->elements, gpt.elements)),
+                                      reference_floor(norms[0], reference_norm(wanted, t->elements), t->elements, gpt.elements, REFERENCE_DOUBLE)),
                       t->name);
             free(wanted);
         }
@@ -106,7 +106,7 @@ static void test_differences(void) {
                 memcpy(param, saved, (size_t)t->elements * sizeof *saved);
                 const double quotient = (loss[1] - loss[0]) / (2 * h);
                 const double size = reference_norm(grad, t->elements);
-                const double scale = fmax(size, reference_floor(global, size, t->elements, gpt.elements));
+                const double scale = fmax(size, reference_floor(global, size, t->elements, gpt.elements, REFERENCE_DOUBLE));
                 const double error = fabs(quotient - slope) * sqrt((double)t->elements) / scale;
                 char name[80], layout[140];
                 reference_describe(&config, layout, sizeof layout);

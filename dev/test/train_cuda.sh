@@ -3,8 +3,8 @@
 # several, in fp32 and bf16; checkpoints that move between the two devices; checkpoints that are copied while training goes on; the same bits from
 # every order of streams; stops. Skipped without a CUDA toolkit, unless NEED_CUDA=1.
 #
-# usage: train_cuda.sh [--quick|--refused|--moves|--saves]   only a few of the runs; only what is refused; only checkpoints and stops; of these
-#                                                            only those that are written while training goes on
+# usage: train_cuda.sh [--quick|--refused|--moves|--saves|--checked]   only a few of the runs; only what is refused; only checkpoints and stops; of
+# these only those that are written while training goes on; only short runs of a small model under AddressSanitizer and the race checker
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 quick=${1:-}
@@ -18,6 +18,7 @@ if [ ! -e "$cuda/include/cuda_runtime.h" ]; then
     exit 77
 fi
 sim=${SIM:-./train_gptcu_sim}
+export SIMCU_SMS=${SIMCU_SMS:-8} # of a small device: its grids take less time
 make -s train_gpt build/make_tokens build/compare_grads "${sim#./}" || exit 1
 build/make_tokens "$dir/train.bin" 6000 101 3 || exit 1
 
@@ -99,6 +100,32 @@ if [ "$quick" = --moves ] || [ "$quick" = --saves ] || [ "$quick" = "" ]; then
     verdict $? "a write that fails: exit $status, $(head -1 "$dir/stderr" | cut -c1-100), left: $(ls "$dir/full" | grep step_ | tr '\n' ' ')"
 fi
 [ "$quick" != --saves ] || { tally && exit 0 || exit 1; }
+
+# checked FORM: training, a validation and a checkpoint in that form, on one rank in bf16 and on two; the CPU goes on from there
+checked() {
+    local form=$1 apart
+    # shellcheck disable=SC2086
+    run 1 "$dir/sim16" "$sim$form" ${model[gpt2]} --precision bf16 && apart=$(close "$(losses "$dir/sim16")" "$(losses "$dir/cpu16")" 2e-3)
+    verdict $? "form $form: gpt2 bf16, 1 rank: losses $apart"
+    same "zero 2, form $form" 2 llama --zero 2
+    # shellcheck disable=SC2086
+    ranks 1 ./train_gpt "${common[@]}" ${model[llama]} --out "$dir/sim" --resume auto --steps 3 && [ "$(field "$dir/sim" step | tail -n 1)" = 3 ]
+    verdict $? "form $form: the CPU goes on from its checkpoint"
+}
+if [ "$quick" = --checked ]; then
+    make -s "${sim#./}_asan" "${sim#./}_race" || exit 1
+    common=(--vocab 101 --seq 11 --micro-batch 1 --global-batch 4 --lr 3e-3 --schedule constant --steps 2 --save-every 2 --train "$dir/train.bin"
+        --val "$dir/train.bin" --val-batches 1)
+    model=(
+        [gpt2]="--layers 1 --channels 32 --heads 2 --dropout 0.1"
+        [llama]="--layers 2 --channels 32 --heads 2 --kv-heads 1 --norm rmsnorm --position rope --activation swiglu --bias off --tied off --qk-norm on"
+    )
+    # shellcheck disable=SC2086
+    run 1 "$dir/cpu16" ./train_gpt ${model[gpt2]} --precision bf16 && run 1 "$dir/llama" ./train_gpt ${model[llama]} || tally || exit 1
+    export ASAN_OPTIONS=detect_leaks=0 SIMCU_PROTECT=1
+    for form in _asan _race; do checked $form; done
+    if tally; then exit 0; else exit 1; fi
+fi
 
 for kind in gpt2 llama; do
     # shellcheck disable=SC2086

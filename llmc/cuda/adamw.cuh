@@ -83,7 +83,8 @@ __global__ void __launch_bounds__(SEGMENT_THREADS, ADAMW_BLOCKS)
     adamw_kernel(T *param, float *master, float *m, float *v, const float *grad, bool aligned, const StepState *state, const Segment *segments,
                  int64_t count, AdamWConfig config) {
     __shared__ AdamWFactors shared;
-    if (state->skip) return; // the whole grid
+    if (state->skip) return;                   // the whole grid
+    if (segment_idle(segments, count)) return; // the whole block
     if (threadIdx.x == 0) shared = adamw_factors(state, config);
     __syncthreads();
     const AdamWFactors factors = shared;

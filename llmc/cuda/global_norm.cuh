@@ -15,13 +15,12 @@ enum { NORM_PARTS = 512 }; // blocks, whatever the device: about four on each mu
 __global__ void __launch_bounds__(SEGMENT_THREADS)
     grad_squares_kernel(double *parts, const float *grad, bool aligned, const Segment *segments, int64_t count) {
     __shared__ double shared32[32];
-    double sum = 0;
-    SegmentWalk walk = segment_walk(segments, count);
-    if (!segment_find(walk)) { // the whole block
+    if (segment_idle(segments, count)) { // the whole block
         if (threadIdx.x == 0) parts[blockIdx.x] = 0;
         return;
     }
-    for (; segment_find(walk); walk.tile += NORM_PARTS) {
+    double sum = 0;
+    for (SegmentWalk walk = segment_walk(segments, count); segment_find(walk); walk.tile += NORM_PARTS) {
         const int64_t first = walk.first + (int64_t)threadIdx.x * UNIT;
         if (aligned && first >= walk.begin && first + UNIT <= walk.stop) {
             const Unit<float> g = unit_load(grad + first, 0, UNIT, true);

@@ -31,6 +31,13 @@ static __device__ __forceinline__ int64_t segment_tiles(int64_t begin, int64_t s
     return stop > begin ? (stop + SEGMENT_TILE - 1) / SEGMENT_TILE - begin / SEGMENT_TILE : 0;
 }
 
+// Whether this block has no tile to visit, found without a collective: sorted segments that do not overlap share a tile with the next at most, so
+// that there are no more tiles than between both ends and one for each segment. False says nothing.
+static __device__ __forceinline__ bool segment_idle(const Segment *segments, int64_t count) {
+    const int64_t stop = segments[count - 1].begin + segments[count - 1].count;
+    return (int64_t)blockIdx.x >= segment_tiles(segments[0].begin, stop) + count - 1;
+}
+
 // All threads of the block call the functions that follow together.
 static __device__ __forceinline__ void segment_window(SegmentWalk &walk) {
     const int lane = (int)threadIdx.x % 32;
