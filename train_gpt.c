@@ -603,6 +603,16 @@ static void chunk_backward(Trainer *t, int chunk, ChunkActs *acts, Buffer input,
 // ----------------------------------------------------------------------------
 // One optimizer step
 
+// With --graph on the device keeps what a micro-batch's action is made of, and launches it as a whole: true, nothing is left to do. Everything that
+// decides a pointer, a shape or a flag is in the key; the key of dropout, the scale of the loss and the tokens are in device memory.
+static bool launched_as_graph(Trainer *t, const Action *a, const Packing *packing) {
+    const bool last = a->microbatch + 1 == t->schedule.shape.microbatches;
+    if (!t->options->graph || (a->kind != ACTION_FORWARD && zero_reduces(&t->zero, last))) return false;
+    const GraphKey key = {{a->kind, a->chunk, a->slot, a->input, a->gradient, a->stash, zero_accumulates(&t->zero, a->microbatch),
+                           t->keep_threshold, packing->tokens, packing->documents, packing->max_length}};
+    return t->device.graph_begin(&t->device, &key);
+}
+
 // What this stage does, in the order of its schedule.
 static void run_action(Trainer *t, const Action *a, const StepBatch *batch) {
     const MicroBatch *micro = &batch->micros[a->microbatch];
@@ -623,7 +633,9 @@ static void run_action(Trainer *t, const Action *a, const StepBatch *batch) {
     case ACTION_WAIT_SEND_BACKWARD: comm_wait(&t->gradient_sent[a->gradient]); break;
     case ACTION_FORWARD: {
         const Packing packing = upload(t, micro);
+        if (launched_as_graph(t, a, &packing)) break;
         chunk_forward(t, a->chunk, acts, input, &packing);
+        t->device.graph_end(&t->device);
         break;
     }
     case ACTION_BACKWARD:
@@ -631,11 +643,13 @@ static void run_action(Trainer *t, const Action *a, const StepBatch *batch) {
     case ACTION_BACKWARD_WEIGHT: {
         const int parts = a->kind == ACTION_BACKWARD ? BACKWARD_BOTH : a->kind == ACTION_BACKWARD_INPUT ? BACKWARD_INPUT : BACKWARD_WEIGHT;
         const Packing packing = upload(t, micro);
+        if (launched_as_graph(t, a, &packing)) break;
         if ((parts & BACKWARD_INPUT) && layout_is_last(&t->layout, a->chunk)) {
             head(t, acts, packing.tokens, &t->state->loss_scale, true, a->microbatch);
             t->device.loss_sum(&t->device, t->state, x->losses, &t->state->loss_scale, packing.tokens);
         }
         chunk_backward(t, a->chunk, acts, input, stash, gradient, &packing, a->microbatch, parts);
+        t->device.graph_end(&t->device);
         break;
     }
     case ACTION_KINDS: break;
@@ -1451,6 +1465,18 @@ static void close_record(Run *run) {
     }
 }
 
+// What --graph on came to on this rank.
+static void record_graphs(Run *run) {
+    Error error = {0};
+    const GraphCounts counts = run->trainer.device.graph_counts(&run->trainer.device);
+    if (!is_first(run) || !run->options.graph) return;
+    monitor_say(&run->monitor, "%lld graphs were captured, and launched %lld times", (long long)counts.captured, (long long)counts.launched);
+    MonitorJson *event = monitor_event_begin(&run->monitor, "graphs");
+    monitor_put_int(event, "captured", counts.captured);
+    monitor_put_int(event, "launched", counts.launched);
+    require(run, monitor_event_end(&run->monitor, &error), &error);
+}
+
 // The last record of a finished run, with what every rank held and sent, and the same as a table; closes the log.
 static void record_end(Run *run, bool finished) {
     Error error = {0};
@@ -1688,6 +1714,7 @@ int main(int argc, char **argv) {
     write_trace(&run, true);
     if (stop == NULL) stop = agree_on_stop(&run, NULL, NULL); // in the last validation: the next --resume auto finishes the run
     say_interval(&run);
+    record_graphs(&run);
     record_end(&run, stop == NULL);
     if (stop != NULL && is_first(&run)) {
         fprintf(stderr, "train_gpt: stopped by %s after step %lld%s\n", stop, (long long)run.step, o->out != NULL && run.step > 0 ? ", saved" : "");

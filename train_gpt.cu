@@ -10,6 +10,7 @@
 #include "llmc/cuda/dropout.cuh"     // cuda_dropout_backward
 #include "llmc/cuda/embedding.cuh"   // cuda_embedding_*
 #include "llmc/cuda/global_norm.cuh" // cuda_grad_squares
+#include "llmc/cuda/graph.cuh"       // cuda_graph_*
 #include "llmc/cuda/matmul.cuh"      // cuda_linear_*, cuda_matmul_rate, cublaslt_open
 #include "llmc/cuda/memory.cuh"      // cuda_alloc, cuda_copy_*
 #include "llmc/cuda/mlp.cuh"         // cuda_swiglu_*
@@ -31,6 +32,7 @@ static void cuda_close(Device *device) {
     CudaDevice *c = cuda_of(device);
     cuda_wait(c, c->compute);
     cuda_comm_close(c);
+    cuda_graphs_close(c->graphs);
     cublaslt_close(c->matmul);
     cuda_copies_close(c->copies);
     if (c->scratch != nullptr) cuda_check(cudaFree(c->scratch), "cudaFree");
@@ -51,6 +53,7 @@ static CudaDevice *cuda_open(int ordinal, char *model, size_t model_bytes) {
     cuda_check(cudaStreamCreateWithFlags(&c->compute, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
     for (cudaEvent_t &event : c->read) cuda_check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
     c->copies = cuda_copies_open();
+    c->graphs = cuda_graphs_open();
     c->matmul = cublaslt_open(c);
     return c;
 }
@@ -61,6 +64,9 @@ static void cuda_fill_memory(Device *device) {
     device->peak_flops = cuda_peak_flops;
     device->free_bytes = cuda_free_bytes;
     device->kernel_launches = cuda_kernel_launches;
+    device->graph_begin = cuda_graph_begin;
+    device->graph_end = cuda_graph_end;
+    device->graph_counts = cuda_graph_counts;
     device->alloc = cuda_alloc;
     device->release = cuda_release;
     device->copy_in = cuda_copy_in;
