@@ -193,8 +193,7 @@ cudaError_t cudaFree(void *pointer) {
     device_close();
     return cudaSuccess;
 }
-// The memory is there at once; it goes in its turn. Nodes of a graph that allocate are not simulated: they would be refused by a GPU only where
-// their memory outlives the graph.
+// The memory is there at once; it goes in its turn. Graphs that allocate are not simulated.
 cudaError_t cudaMallocAsync(void **pointer, size_t bytes, cudaStream_t stream) {
     const cudaError_t allowed = refused_by_capture(stream_of(stream), "cudaMallocAsync");
     return allowed != cudaSuccess ? allowed : cudaMalloc(pointer, bytes);

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # The trainer on the simulated CUDA device (make sim) against the CPU device: losses, norms and gradients of the same runs, on one rank and on layouts of
-# several, in fp32 and bf16; checkpoints that move between the two devices; the same bits from every order of streams; stops. Skipped without a
-# CUDA toolkit, unless NEED_CUDA=1.
+# several, in fp32 and bf16; checkpoints that move between the two devices; the same bits from every order of streams, and with --graph on; stops.
+# Skipped without a CUDA toolkit, unless NEED_CUDA=1.
 #
-# usage: train_cuda.sh [--quick|--refused|--moves]   only a few of the runs; only what is refused; only checkpoints and stops
+# usage: train_cuda.sh [--quick|--refused|--moves|--graphs]   only a few of the runs; only what is refused; only checkpoints and stops; only --graph on
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 quick=${1:-}
@@ -62,7 +62,54 @@ refused() {
 refused 'multiple of 16' --layers 1 --channels 40 --heads 5 --precision bf16
 refused 'multiple of 16' --layers 1 --channels 40 --heads 5 --precision bf16 --dry-run
 refused 'on a device' --layers 100 --channels 65536 --heads 512
+refused "graph.*pack varlen" --graph on --pack varlen --dry-run
+refused "graph.*pack fit" --graph on --pack fit --eot 0
+refused "graph.*tp 2" --graph on --tp 2 --world 2 --dry-run
+refused "graph.*zero 2" --graph on --zero 2
+refused "graph.*zero 3" --graph on --zero 3 --dry-run
+refused "graph.*cpu" --graph on --device cpu
 [ "$quick" != --refused ] || { tally && exit 0 || exit 1; }
+
+# --graph on changes no bit of losses, norms, gradients and checkpoints, and no count of kernels
+small=(--vocab 101 --seq 12 --micro-batch 1 --lr 3e-3 --schedule constant --steps 3 --train "$dir/train.bin" --val "$dir/train.bin" --val-batches 1 --layers 2
+    --channels 32 --heads 2 --dropout 0.1 --async-save off)
+# graphs NAME RANKS FLAG...: the run with graphs, in another order of threads and streams, against the run without
+graphs() {
+    local name=$1 count=$2 graph
+    shift 2
+    for graph in off on; do
+        rm -rf "$dir/graph.$graph" "$dir/graph.$graph.grads"
+        SIMCU_SEED=$([ $graph = off ] && echo 0 || echo "$count") SIMCU_STREAMS=$([ $graph = off ] && echo fwd || echo 7) ranks "$count" "$sim" "${small[@]}" \
+            --out "$dir/graph.$graph" --dump-grads "$dir/graph.$graph.grads" --graph $graph "$@" && continue
+        bad "$count ranks --graph $graph $*: exit $?: $(grep -h 'train_gpt:\|simcu\|ERROR' "$dir/stderr" | head -3)"
+        return
+    done
+    graphs_same "$name"
+    [ "$(kernels "$dir/graph.on")" = "$(kernels "$dir/graph.off")" ]
+    verdict $? "--graph on, $name: $(kernels "$dir/graph.on") kernels, without $(kernels "$dir/graph.off")"
+}
+kernels() { sed -nE 's/.*"kernel_launches":([0-9]+).*/\1/p' "$1/log.jsonl"; }
+graphs_same() {
+    local launched
+    launched=$(sed -nE 's/.*"event":"graphs".*"launched":([0-9]+).*/\1/p' "$dir/graph.on/log.jsonl" | tail -n 1)
+    [ "${launched:-0}" -gt 0 ] && [ "$(wc -l <<<"$(facts "$dir/graph.on")")" -eq 3 ] && [ "$(facts "$dir/graph.on")" = "$(facts "$dir/graph.off")" ] &&
+        [ "$(losses "$dir/graph.on")" = "$(losses "$dir/graph.off")" ] && cmp -s "$dir/graph.on.grads/grads.safetensors" "$dir/graph.off.grads/grads.safetensors" &&
+        (cd "$dir/graph.off" && for file in step_00000003/*.safetensors; do cmp -s "$file" "../graph.on/$file" || exit 1; done)
+    verdict $? "--graph on, $1: the same bits, $launched launches of graphs"
+}
+if [ "$quick" != --quick ] && [ "$quick" != --moves ]; then
+    # one rank, stopped after two steps and resumed; validation, samples and a trace in between
+    looks=(--global-batch 3 --val-every 1 --sample-every 2 --sample-tokens 2 --save-every 1 --keep 3)
+    ranks 1 "$sim" "${small[@]}" "${looks[@]}" --out "$dir/graph.off" --dump-grads "$dir/graph.off.grads" &&
+        ranks 1 "$sim" "${small[@]}" "${looks[@]}" --out "$dir/graph.on" --dump-grads "$dir/graph.on.grads" --graph on --trace 1:2 --steps 2 &&
+        ranks 1 "$sim" "${small[@]}" "${looks[@]}" --out "$dir/graph.on" --graph on --resume auto && graphs_same "1 rank, resumed"
+    verdict $? "--graph on, 1 rank: $(ls "$dir/graph.on" | tr '\n' ' ')"
+    graphs "pp 2" 2 --pp 2 --global-batch 2
+    graphs "pp 2, zero bubble" 2 --pp 2 --pp-schedule zb --global-batch 2
+    graphs "dp 2" 2 --global-batch 4
+    graphs "zero 1" 2 --zero 1 --global-batch 4 --overlap off
+fi
+[ "$quick" != --graphs ] || { tally && exit 0 || exit 1; }
 
 for kind in gpt2 llama; do
     # shellcheck disable=SC2086
