@@ -606,10 +606,11 @@ static void chunk_backward(Trainer *t, int chunk, ChunkActs *acts, Buffer input,
 // With --graph on the device keeps what a micro-batch's action is made of, and launches it as a whole: true, nothing is left to do. Everything that
 // decides a pointer, a shape or a flag is in the key; the key of dropout, the scale of the loss and the tokens are in device memory.
 static bool launched_as_graph(Trainer *t, const Action *a, const Packing *packing) {
-    const bool last = a->microbatch + 1 == t->schedule.shape.microbatches;
-    if (!t->options->graph || (a->kind != ACTION_FORWARD && zero_reduces(&t->zero, last))) return false;
-    const GraphKey key = {{a->kind, a->chunk, a->slot, a->input, a->gradient, a->stash, zero_accumulates(&t->zero, a->microbatch),
-                           t->keep_threshold, packing->tokens, packing->documents, packing->max_length}};
+    const bool backward = a->kind != ACTION_FORWARD, last = a->microbatch + 1 == t->schedule.shape.microbatches;
+    if (!t->options->graph || (backward && zero_reduces(&t->zero, last))) return false;
+    const bool accumulate = backward && zero_accumulates(&t->zero, a->microbatch);
+    const GraphKey key = {{a->kind, a->chunk, a->slot, a->input, a->gradient, a->stash, accumulate, t->keep_threshold, packing->tokens,
+                           packing->documents, packing->max_length}};
     return t->device.graph_begin(&t->device, &key);
 }
 

@@ -285,6 +285,9 @@ static void test_graphs() {
     check(cudaStreamBeginCapture(nullptr, cudaStreamCaptureModeGlobal) == cudaErrorStreamCaptureUnsupported, "capture of the legacy stream");
     NEED(cudaEventRecord(joined, b));
     NEED(cudaStreamBeginCapture(a, cudaStreamCaptureModeGlobal));
+    check(cudaEventQuery(joined) == cudaErrorStreamCaptureUnsupported, "cudaEventQuery in a capture");
+    check(cudaStreamEndCapture(a, &graph) == cudaErrorStreamCaptureInvalidated, "cudaEventQuery ends it");
+    NEED(cudaStreamBeginCapture(a, cudaStreamCaptureModeGlobal));
     check(cudaStreamWaitEvent(a, joined, 0) == cudaErrorStreamCaptureIsolation, "an event from outside");
     check(cudaStreamEndCapture(a, &graph) == cudaErrorStreamCaptureInvalidated, "invalid after it");
     (void)cudaGetLastError();
