@@ -4,6 +4,7 @@
 # Skipped without a CUDA toolkit, unless NEED_CUDA=1.
 #
 # usage: train_cuda.sh [--quick|--refused|--moves|--graphs]   only a few of the runs; only what is refused; only checkpoints and stops; only --graph on
+# and what is refused
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 quick=${1:-}
