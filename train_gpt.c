@@ -51,7 +51,7 @@ typedef struct {
     CommHandle *input_received, *slot_sent; // messages on their way, by the buffer that they use
     CommHandle *gradient_received, *gradient_sent;
     Trace trace;
-    StepState *state;        // device memory: of the running step; train_gpt.c writes its scalars, ops read them where they are
+    StepState *state;        // device memory: of the running step
     StepState *look_state;   // of a validation
     StepState *results;      // (DEVICE_SLOTS) host memory: what the last steps came to
     int64_t optimizer_steps; // updates applied so far

@@ -9,8 +9,7 @@
 #include "llmc/cuda/cuda.cuh" // CudaDevice, cuda_check
 #include <cstring>            // memcmp
 
-// Of more runs than these the one that was not used for longest is forgotten. A graph of a layer's kernels takes some 100 KB of the host and the
-// device.
+// Of more runs than these the one that was not used for longest is forgotten: a graph takes memory of host and device for every kernel in it.
 enum { CUDA_GRAPH_LIMIT = 64 };
 
 struct CudaGraph {
