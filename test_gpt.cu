@@ -13,6 +13,7 @@
 #include "dev/test/cuda/test_dropout.cuh"     // test_dropout
 #include "dev/test/cuda/test_embedding.cuh"   // test_embedding
 #include "dev/test/cuda/test_global_norm.cuh" // test_global_norm
+#include "dev/test/cuda/test_graph.cuh"       // test_graph
 #include "dev/test/cuda/test_matmul.cuh"      // test_matmul
 #include "dev/test/cuda/test_memory.cuh"      // test_memory
 #include "dev/test/cuda/test_mlp.cuh"         // test_mlp
@@ -36,6 +37,7 @@ static const Family families[] = {
     {"dropout", test_dropout, false},
     {"embedding", test_embedding, false},
     {"global_norm", test_global_norm, false},
+    {"graph", test_graph, false},
     {"matmul", test_matmul, false},
     {"memory", test_memory, false},
     {"mlp", test_mlp, false},

@@ -52,7 +52,7 @@ typedef struct {
     CommHandle *input_received, *slot_sent; // messages on their way, by the buffer that they use
     CommHandle *gradient_received, *gradient_sent;
     Trace trace;
-    StepState *state;        // device memory: of the running step; train_gpt.c writes its scalars, ops read them where they are
+    StepState *state;        // device memory: of the running step
     StepState *look_state;   // of a validation
     StepState *results;      // (DEVICE_SLOTS) host memory: what the last steps came to
     int64_t optimizer_steps; // updates applied so far
@@ -563,6 +563,17 @@ static void chunk_backward(Trainer *t, int chunk, ChunkActs *acts, Buffer input,
 // ----------------------------------------------------------------------------
 // One optimizer step
 
+// With --graph on the device keeps what a micro-batch's action is made of, and launches it as a whole: true, nothing is left to do. Everything that
+// decides a pointer, a shape or a flag is in the key; the key of dropout, the scale of the loss and the tokens are in device memory.
+static bool launched_as_graph(Trainer *t, const Action *a, const Packing *packing) {
+    const bool backward = a->kind != ACTION_FORWARD, last = a->microbatch + 1 == t->schedule.shape.microbatches;
+    if (!t->options->graph || (backward && zero_reduces(&t->zero, last))) return false;
+    const bool accumulate = backward && zero_accumulates(&t->zero, a->microbatch);
+    const GraphKey key = {{a->kind, a->chunk, a->slot, a->input, a->gradient, a->stash, accumulate, t->keep_threshold, packing->tokens,
+                           packing->documents, packing->max_length}};
+    return t->device.graph_begin(&t->device, &key);
+}
+
 // What this stage does, in the order of its schedule.
 static void run_action(Trainer *t, const Action *a, const StepBatch *batch) {
     const MicroBatch *micro = &batch->micros[a->microbatch];
@@ -583,7 +594,9 @@ static void run_action(Trainer *t, const Action *a, const StepBatch *batch) {
     case ACTION_WAIT_SEND_BACKWARD: comm_wait(&t->gradient_sent[a->gradient]); break;
     case ACTION_FORWARD: {
         const Packing packing = upload(t, micro);
+        if (launched_as_graph(t, a, &packing)) break;
         chunk_forward(t, a->chunk, acts, input, &packing);
+        t->device.graph_end(&t->device);
         break;
     }
     case ACTION_BACKWARD:
@@ -591,11 +604,13 @@ static void run_action(Trainer *t, const Action *a, const StepBatch *batch) {
     case ACTION_BACKWARD_WEIGHT: {
         const int parts = a->kind == ACTION_BACKWARD ? BACKWARD_BOTH : a->kind == ACTION_BACKWARD_INPUT ? BACKWARD_INPUT : BACKWARD_WEIGHT;
         const Packing packing = upload(t, micro);
+        if (launched_as_graph(t, a, &packing)) break;
         if ((parts & BACKWARD_INPUT) && layout_is_last(&t->layout, a->chunk)) {
             head(t, acts, packing.tokens, &t->state->loss_scale, true, a->microbatch);
             t->device.loss_sum(&t->device, t->state, x->losses, &t->state->loss_scale, packing.tokens);
         }
         chunk_backward(t, a->chunk, acts, input, stash, gradient, &packing, a->microbatch, parts);
+        t->device.graph_end(&t->device);
         break;
     }
     case ACTION_KINDS: break;
@@ -1186,6 +1201,7 @@ int main(int argc, char **argv) {
     write_trace(&run, true);
     if (stop == NULL) stop = agree_on_stop(&run, NULL, NULL); // in the last validation: the next --resume auto finishes the run
     if (is_first(&run)) saving_say_interval(&run.saving, &run.monitor);
+    require(&run, !is_first(&run) || !o->graph || report_graphs(&run.monitor, t->device.graph_counts(&t->device), &error), &error);
     record_end(&run, stop == NULL);
     if (stop != NULL && is_first(&run)) {
         fprintf(stderr, "train_gpt: stopped by %s after step %lld%s\n", stop, (long long)run.step, o->out != NULL && run.step > 0 ? ", saved" : "");

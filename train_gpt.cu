@@ -10,6 +10,7 @@
 #include "llmc/cuda/dropout.cuh"     // cuda_dropout_backward
 #include "llmc/cuda/embedding.cuh"   // cuda_embedding_*
 #include "llmc/cuda/global_norm.cuh" // cuda_grad_squares
+#include "llmc/cuda/graph.cuh"       // cuda_graph_*
 #include "llmc/cuda/marks.cuh"       // cuda_mark
 #include "llmc/cuda/matmul.cuh"      // cuda_linear_*, cuda_matmul_rate, cublaslt_open
 #include "llmc/cuda/memory.cuh"      // cuda_alloc, cuda_copy_*
@@ -33,6 +34,7 @@ static void cuda_close(Device *device) {
     cuda_wait(c, c->compute);
     cuda_wait(c, c->snapshot);
     cuda_comm_close(c);
+    cuda_graphs_close(c->graphs);
     cublaslt_close(c->matmul);
     cuda_copies_close(c->copies);
     cuda_marks_close(c->marks);
@@ -58,6 +60,7 @@ static CudaDevice *cuda_open(int ordinal, char *model, size_t model_bytes) {
     cuda_check(cudaStreamCreateWithFlags(&c->snapshot, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
     cuda_check(cudaEventCreateWithFlags(&c->snapshot_order, cudaEventDisableTiming), "cudaEventCreateWithFlags");
     c->copies = cuda_copies_open();
+    c->graphs = cuda_graphs_open();
     c->matmul = cublaslt_open(c);
     return c;
 }
@@ -68,6 +71,9 @@ static void cuda_fill_memory(Device *device) {
     device->peak_flops = cuda_peak_flops;
     device->free_bytes = cuda_free_bytes;
     device->kernel_launches = cuda_kernel_launches;
+    device->graph_begin = cuda_graph_begin;
+    device->graph_end = cuda_graph_end;
+    device->graph_counts = cuda_graph_counts;
     device->alloc = cuda_alloc;
     device->release = cuda_release;
     device->copy_in = cuda_copy_in;

@@ -84,6 +84,16 @@ typedef struct {
 
 enum { DEVICE_SLOTS = 2 };
 
+// Names a run of ops: numbers that decide every pointer, shape and flag of all of them, unused ones 0. What is left to differ lies in device
+// memory.
+typedef struct {
+    int64_t number[12];
+} GraphKey;
+
+typedef struct {
+    int64_t captured, launched;
+} GraphCounts;
+
 typedef struct Device Device;
 struct Device {
     const char *name;
@@ -123,8 +133,16 @@ struct Device {
     double (*peak_flops)(Device *device, Dtype dtype);
     // Bytes that can still be allocated; 0: unknown
     double (*free_bytes)(Device *device);
-    // Kernels started so far; -1: it has none
+    // Kernels started so far, those of graphs too; -1: it has none
     int64_t (*kernel_launches)(Device *device);
+
+    // --- graphs: a run of ops that comes again and again is launched at once, where the device can.
+    //     if (!d->graph_begin(d, &key)) { the ops; d->graph_end(d); }
+    // graph_begin. true: the run of this key was launched. false: its ops are to be enqueued, then graph_end, which does nothing where graph_begin
+    // was not called before. In between nothing is copied from or to the host, allocated or waited for.
+    bool (*graph_begin)(Device *device, const GraphKey *key);
+    void (*graph_end)(Device *device);
+    GraphCounts (*graph_counts)(Device *device); // so far
 
     // --- casts: to (n) = from (n), any mix of F32 and BF16
     void (*cast)(Device *device, Buffer to, Buffer from, int64_t n);

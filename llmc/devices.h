@@ -8,7 +8,7 @@
 #include "llmc/cpu/cpu.h" // device_cpu
 #include "llmc/device.h"  // Device
 #include "llmc/model.h"   // ModelConfig
-#include "llmc/options.h" // DEVICE_CUDA
+#include "llmc/options.h" // DEVICE_CUDA, PACK_NONE
 #ifdef USE_CUDA
 #include "llmc/cuda/device.h" // device_cuda, device_cuda_ordinal, device_cuda_comm, device_cuda_keep_choices
 #include "llmc/files.h"       // path_join
@@ -43,6 +43,26 @@ static inline bool devices_open(Device *device, const Options *o, const Comm *co
     return true;
 }
 
+// Whether --graph can be: a graph holds the ops of a micro-batch, always the same ones, and nothing that the host must see to in between.
+static inline bool devices_check_graph_(const Options *o, Error *error) {
+    if (!o->graph) return true;
+    if (o->device != DEVICE_CUDA) return fail(error, CODE_USAGE, "--graph on: --device cpu has no graphs (wanted --device cuda, or --graph off)");
+    if (o->pack != PACK_NONE) {
+        return fail(error, CODE_USAGE, "--graph on: with --pack %s no two batches have the same shape (wanted --pack none, or --graph off)",
+                    o->pack == PACK_FIT ? "fit" : "varlen");
+    }
+    if (o->tp > 1) {
+        return fail(error, CODE_USAGE, "--graph on: with --tp %lld ranks talk inside of every layer (wanted --tp 1, or --graph off)",
+                    (long long)o->tp);
+    }
+    if (o->zero >= 2) {
+        return fail(error, CODE_USAGE,
+                    "--graph on: with --zero %lld ranks talk between layers in every micro-batch (wanted --zero 0 or 1, or --graph off)",
+                    (long long)o->zero);
+    }
+    return true;
+}
+
 // Whether the device that --device names can compute this model; it need not be there. `local`: widths of a rank.
 static inline bool devices_check(const Options *o, const ModelConfig *local, Error *error) {
 #ifdef USE_CUDA
@@ -55,8 +75,8 @@ static inline bool devices_check(const Options *o, const ModelConfig *local, Err
             (long long)local->head_size);
     }
 #endif
-    (void)o, (void)local, (void)error;
-    return true;
+    (void)local;
+    return devices_check_graph_(o, error);
 }
 
 // From now on comm_alloc gives the device's memory, and it can be communicated. By all ranks, before groups are made.

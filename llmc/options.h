@@ -101,6 +101,8 @@
     X(REAL, bucket_mb, "bucket-mb", "25", 0.0001, 1e6,                                                                                             \
       "gradients that are reduced together, in MB, whole blocks (--zero 0 and 1; 2 and 3: each block)")                                            \
     X(CHOICE, overlap, "overlap", "on", 0, "off|on", "reduce gradients and gather parameters while computing")                                     \
+    X(CHOICE, graph, "graph", "off", 0, "off|on",                                                                                                  \
+      "on GPUs: launch a micro-batch's kernels as one CUDA graph (no --tp, --zero 2|3, --pack; not the backward in which ranks reduce)")           \
     X(INT, watchdog, "watchdog", "600", 0, 1e9,                                                                                                    \
       "end the job when a rank shows no sign of life for so many seconds; when a process is stopped or all ranks wait: for 20 at most (0 = off)")  \
     S("eval")                                                                                                                                      \

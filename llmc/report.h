@@ -74,6 +74,15 @@ static inline bool report_sample(Monitor *monitor, Setup *setup, const int32_t *
     return good;
 }
 
+// What --graph on came to on this rank.
+static inline bool report_graphs(Monitor *monitor, GraphCounts counts, Error *error) {
+    monitor_say(monitor, "%lld graphs were captured, and launched %lld times", (long long)counts.captured, (long long)counts.launched);
+    MonitorJson *event = monitor_event_begin(monitor, "graphs");
+    monitor_put_int(event, "captured", counts.captured);
+    monitor_put_int(event, "launched", counts.launched);
+    return monitor_event_end(monitor, error);
+}
+
 // The last record of a finished run and the same as a table; closes the log. own: what this rank's trainer says of itself (activations, memory at
 // the start, communication of steps); the rest is filled in here. Collective; errors are of the first rank alone.
 static inline bool report_end(Monitor *monitor, const Zero *zero, MonitorRank own, uint64_t init_hash, int64_t steps, bool finished, Error *error) {

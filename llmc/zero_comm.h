@@ -164,6 +164,12 @@ static inline void zero_step_begin(Zero *zero) {
 // Do a micro-batch's gradients join those of the ones before? In stages 2 and 3 they are added after they were reduced.
 static inline bool zero_accumulates(const Zero *zero, int microbatch) { return zero->layout->zero < 2 && microbatch > 0; }
 
+// Does a micro-batch's backward start to reduce gradients, which then goes on meanwhile?
+static inline bool zero_reduces(const Zero *zero, bool last) {
+    if (zero->layout->zero >= 2) return true;
+    return last && zero->config.overlap && zero->layout->shards * zero->layout->replicas > 1;
+}
+
 // Fills the places of a unit's gradients by kind.
 static inline void zero_gradients(Zero *zero, int unit, Buffer grads[TENSOR_KINDS]) {
     if (zero->layout->zero >= 2) {

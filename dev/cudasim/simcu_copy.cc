@@ -125,8 +125,8 @@ cudaError_t copy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, 
     }
     const bool pageable = target == Side::PAGEABLE || source == Side::PAGEABLE;
     if (!async || pageable) {
-        const bool captured = stream_of(stream)->capture != nullptr;
-        const cudaError_t allowed = captured || !async ? forbidden_in_capture(captured ? "a copy from or to pageable memory" : call) : cudaSuccess;
+        cudaError_t allowed = refused_by_capture(stream_of(stream), "a copy from or to pageable memory");
+        if (allowed == cudaSuccess && !async) allowed = forbidden_in_capture(call);
         if (allowed != cudaSuccess) return allowed;
     }
     cudaError_t result;
@@ -193,10 +193,14 @@ cudaError_t cudaFree(void *pointer) {
     device_close();
     return cudaSuccess;
 }
-// The memory is there at once; it goes in its turn.
-cudaError_t cudaMallocAsync(void **pointer, size_t bytes, cudaStream_t) { return cudaMalloc(pointer, bytes); }
+// The memory is there at once; it goes in its turn. Graphs that allocate are not simulated.
+cudaError_t cudaMallocAsync(void **pointer, size_t bytes, cudaStream_t stream) {
+    const cudaError_t allowed = refused_by_capture(stream_of(stream), "cudaMallocAsync");
+    return allowed != cudaSuccess ? allowed : cudaMalloc(pointer, bytes);
+}
 cudaError_t cudaFreeAsync(void *pointer, cudaStream_t stream) {
-    if (pointer == nullptr) return cudaSuccess;
+    const cudaError_t allowed = refused_by_capture(stream_of(stream), "cudaFreeAsync");
+    if (allowed != cudaSuccess || pointer == nullptr) return allowed;
     return enqueue(stream, "cudaFreeAsync", [=] { return memory_free(pointer, MemoryKind::DEVICE, "cudaFreeAsync"), true; });
 }
 cudaError_t cudaHostAlloc(void **pointer, size_t bytes, unsigned flags) {

@@ -107,6 +107,8 @@ cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
 cudaError_t cudaEventQuery(cudaEvent_t handle) {
     const Handle &event = event_of(handle);
     if (event->capture != nullptr) return set_error(cudaErrorCapturedEvent);
+    const cudaError_t allowed = forbidden_in_capture("cudaEventQuery");
+    if (allowed != cudaSuccess) return allowed;
     if (event->done < event->issued) progress_asked("cudaEventQuery");
     if (event->done < event->issued) return set_error(cudaErrorNotReady);
     race_host_event(event.get());

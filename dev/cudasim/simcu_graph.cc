@@ -57,9 +57,16 @@ cudaError_t capture_add(Stream *stream, Node::Kind kind, int event, Operation op
     return cudaSuccess;
 }
 
-cudaError_t forbidden_in_capture(const char *call) {
+cudaError_t refused_by_capture(Stream *stream, const char *call) {
+    if (stream->capture == nullptr) return cudaSuccess;
+    note("%s is not allowed on a stream that is captured", call);
+    stream->capture->invalid = true;
+    return set_error(cudaErrorStreamCaptureUnsupported);
+}
+
+cudaError_t forbidden_in_capture(const char *call, bool relaxed_too) {
     for (Capture *capture : captures) {
-        if (capture->mode == cudaStreamCaptureModeRelaxed) continue;
+        if (capture->mode == cudaStreamCaptureModeRelaxed && !relaxed_too) continue;
         note("%s is not allowed while a stream is captured", call);
         capture->invalid = true;
         return set_error(cudaErrorStreamCaptureUnsupported);

@@ -218,21 +218,23 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     Stream *s = stream_of(stream);
-    if (s->capture != nullptr) return forbidden_in_capture("cudaStreamSynchronize");
+    const cudaError_t allowed = refused_by_capture(s, "cudaStreamSynchronize");
+    if (allowed != cudaSuccess) return allowed;
     wait_until("cudaStreamSynchronize", [s] { return s->queue.empty(); });
     race_host_waited(s->id);
     return cudaSuccess;
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
     Stream *s = stream_of(stream);
-    if (s->capture != nullptr) return forbidden_in_capture("cudaStreamQuery");
+    const cudaError_t allowed = refused_by_capture(s, "cudaStreamQuery");
+    if (allowed != cudaSuccess) return allowed;
     progress_asked("cudaStreamQuery");
     if (!s->queue.empty()) return set_error(cudaErrorNotReady);
     race_host_waited(s->id);
     return cudaSuccess;
 }
 cudaError_t cudaDeviceSynchronize() {
-    const cudaError_t allowed = forbidden_in_capture("cudaDeviceSynchronize");
+    const cudaError_t allowed = forbidden_in_capture("cudaDeviceSynchronize", true);
     if (allowed != cudaSuccess) return allowed;
     device_open();
     const cudaError_t result = device_synchronize("cudaDeviceSynchronize");

@@ -51,5 +51,6 @@ cudaError_t capture_add(Stream *stream, Node::Kind kind, int event, Operation op
 int capture_slot(const Capture *capture, const Stream *stream);
 bool any_capture();
 bool capture_exists(const Capture *capture);
+cudaError_t refused_by_capture(Stream *stream, const char *call); // cudaSuccess, or the error where this stream is captured, in every mode
 
 } // namespace simcu

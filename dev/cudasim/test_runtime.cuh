@@ -4,6 +4,7 @@
 #define CUDASIM_TEST_RUNTIME_CUH
 
 #include "dev/cudasim/test_sim.cuh" // start
+#include <functional>               // std::function
 
 __global__ void __launch_bounds__(64) bounded_kernel(float *p) { p[threadIdx.x] = 1; }
 template <int THREADS> __global__ void __launch_bounds__(THREADS, 2) bounded_template(float *p) { p[threadIdx.x] = 1; }
@@ -175,6 +176,60 @@ static void test_streams() {
     NEED(cudaFree(e));
 }
 
+// Relaxed: other streams go on, memory may be had; but the stream that is captured is still not asked, waited for or given what a graph cannot
+// hold.
+static void test_relaxed_capture(cudaStream_t a, cudaStream_t b, cudaEvent_t event, float *d, float *e) {
+    cudaGraph_t graph;
+    cudaGraphExec_t executable;
+    float host[32] = {};
+    void *p = nullptr;
+    NEED(cudaMemset(d, 0, 128));
+    NEED(cudaMemset(e, 0, 128));
+    NEED(cudaDeviceSynchronize());
+    NEED(cudaStreamBeginCapture(a, cudaStreamCaptureModeRelaxed));
+    NEED(start(a, 1, 32, 0, add_kernel, d, 1, 32));
+    NEED(cudaMalloc(&p, 4));
+    NEED(start(b, 1, 32, 0, add_kernel, e, 5, 32));
+    NEED(cudaEventRecord(event, b));
+    while (cudaEventQuery(event) == cudaErrorNotReady) {
+    } // another stream's
+    NEED(cudaStreamSynchronize(b));
+    NEED(cudaMemsetAsync(e, 0, 64, a));
+    NEED(cudaStreamEndCapture(a, &graph));
+    NEED(cudaGraphInstantiate(&executable, graph, 0));
+    NEED(cudaGraphDestroy(graph));
+    check(to_host(d, 32)[0] == 0 && to_host(e, 32)[0] == 5, "the stream beside it has run, what was captured has not");
+    NEED(cudaGraphLaunch(executable, a));
+    NEED(cudaGraphExecDestroy(executable)); // what is launched still runs
+    NEED(cudaStreamSynchronize(a));
+    check(to_host(d, 32)[0] == 1 && to_host(e, 32)[15] == 0 && to_host(e, 32)[16] == 5, "the graph has run once");
+    const struct {
+        const char *what;
+        std::function<cudaError_t()> call;
+    } refused[] = {
+        {"cudaStreamQuery", [&] { return cudaStreamQuery(a); }},
+        {"cudaStreamSynchronize", [&] { return cudaStreamSynchronize(a); }},
+        {"cudaDeviceSynchronize", [&] { return cudaDeviceSynchronize(); }},
+        {"a copy from pageable memory", [&] { return cudaMemcpyAsync(d, host, 128, cudaMemcpyHostToDevice, a); }},
+        {"a copy to pageable memory", [&] { return cudaMemcpyAsync(host, d, 128, cudaMemcpyDeviceToHost, a); }},
+        {"cudaMallocAsync", [&] { return cudaMallocAsync(&p, 4, a); }},
+        {"cudaFreeAsync", [&] { return cudaFreeAsync(p, a); }},
+    };
+    for (const auto &one : refused) {
+        NEED(cudaStreamBeginCapture(a, cudaStreamCaptureModeRelaxed));
+        check(one.call() == cudaErrorStreamCaptureUnsupported, "%s in a relaxed capture", one.what);
+        check(cudaStreamEndCapture(a, &graph) == cudaErrorStreamCaptureInvalidated, "%s ends it", one.what);
+    }
+    NEED(cudaStreamBeginCapture(a, cudaStreamCaptureModeRelaxed));
+    NEED(cudaEventRecord(event, a));
+    check(cudaEventQuery(event) == cudaErrorCapturedEvent, "an event of the capture");
+    NEED(cudaStreamEndCapture(a, &graph));
+    NEED(cudaGraphDestroy(graph));
+    (void)cudaGetLastError();
+    NEED(cudaFree(p));
+    NEED(cudaDeviceSynchronize());
+}
+
 static void test_graphs() {
     cudaStream_t a = stream_open(), b = stream_open();
     cudaEvent_t fork = event_open(), joined = event_open();
@@ -230,10 +285,14 @@ static void test_graphs() {
     check(cudaStreamBeginCapture(nullptr, cudaStreamCaptureModeGlobal) == cudaErrorStreamCaptureUnsupported, "capture of the legacy stream");
     NEED(cudaEventRecord(joined, b));
     NEED(cudaStreamBeginCapture(a, cudaStreamCaptureModeGlobal));
+    check(cudaEventQuery(joined) == cudaErrorStreamCaptureUnsupported, "cudaEventQuery in a capture");
+    check(cudaStreamEndCapture(a, &graph) == cudaErrorStreamCaptureInvalidated, "cudaEventQuery ends it");
+    NEED(cudaStreamBeginCapture(a, cudaStreamCaptureModeGlobal));
     check(cudaStreamWaitEvent(a, joined, 0) == cudaErrorStreamCaptureIsolation, "an event from outside");
     check(cudaStreamEndCapture(a, &graph) == cudaErrorStreamCaptureInvalidated, "invalid after it");
     (void)cudaGetLastError();
     NEED(cudaDeviceSynchronize());
+    test_relaxed_capture(a, b, joined, d, e);
     for (cudaEvent_t event : {fork, joined}) NEED(cudaEventDestroy(event));
     for (cudaStream_t stream : {a, b}) NEED(cudaStreamDestroy(stream));
     NEED(cudaFree(d));

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # All that wants a GPU, in under 8 minutes, on a machine with one Hopper GPU, perhaps without MPI and without internet: layouts of the tensor-core
-# instructions, every op and whole training steps against the CPU device, times of every op, training of GPT-2 124M and 1558M on random tokens. Takes
-# the programs of build/gpu (make gpu-binaries, on any machine) where they run, else builds them here. Every part has a time limit.
+# instructions, every op and whole training steps against the CPU device, times of every op, training of GPT-2 124M and 1558M on random tokens, 124M also
+# with CUDA graphs. Takes the programs of build/gpu (make gpu-binaries, on any machine) where they run, else builds them here. Every part has a time limit.
 #
 # usage: dev/gpu/check.sh [FILE]   writes FILE (dev/gpu/RESULTS.md): what was measured, nothing else
 # exit code: 0 all parts passed or were skipped for the reason shown, 1 one failed or took too long, 2 usage, 3 no GPU
@@ -15,7 +15,7 @@ if ! gpu=$(nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.max.sm
     exit 3
 fi
 
-total_seconds=460
+total_seconds=470
 began=$(date +%s)
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
@@ -139,12 +139,32 @@ run_train() {
     table "Training: $name" "$work/$name-summary.txt"
 }
 
+# Small micro-batches, where launches count most, without and with --graph on: the same losses, and how much faster.
+run_graphs() {
+    local graph files=()
+    for graph in off on; do
+        TRAIN_GPT_ALGORITHMS="$work/algorithms-graph" \
+            run_train "graph-$graph" 40 25 8000 --model gpt2-124m --micro-batch 2 --global-batch 32 --graph $graph
+        [ -s "$work/graph-$graph-summary.txt" ] || return
+        files+=("$work/graph-$graph-summary.txt")
+    done
+    {
+        awk '/^median/ { for (i = 2; i <= NF; i++) if ($i ~ /^tokens/) rate[FILENAME] = $(i - 1) }
+            END { if (rate[ARGV[1]] > 0) printf "tokens/s with --graph on over those without: %.3f\n", rate[ARGV[2]] / rate[ARGV[1]] }' "${files[@]}"
+        if [ "$(grep '^loss' "${files[0]}")" = "$(grep '^loss' "${files[1]}")" ]; then echo "the same losses"; else echo "FAILED: other losses"; fi
+    } >"$work/graphs.txt"
+    cat "$work/graphs.txt"
+    ! grep -q FAILED "$work/graphs.txt" || failed=$((failed + 1))
+    table "CUDA graphs" "$work/graphs.txt"
+}
+
 run_fragments
 run_ops
 run_bench
 [ ! -x "$bin/make_tokens" ] || "$bin/make_tokens" "$work/tokens.bin" 8000000 50257 >/dev/null 2>&1
 run_train train-124m 70 40 20000 --model gpt2-124m --micro-batch 32 --global-batch 32
 run_train train-1558m 90 16 60000 --model gpt2-1558m --micro-batch 16 --global-batch 16
+run_graphs
 
 {
     echo "# Results on a GPU"

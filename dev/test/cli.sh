@@ -79,6 +79,8 @@ tiny 2 '--beta1' --beta1 1
 tiny 2 '--dropout' --dropout 1
 tiny 2 '--precision.*fp99.*fp32' --precision fp99
 tiny 2 '--device' --device abacus
+tiny 2 '--graph on: --device cpu' --graph on
+tiny 2 '--graph on: --device cpu' --graph on --dry-run
 tiny 2 '--seq' --seq 0
 tiny 2 '--micro-batch' --micro-batch 0
 tiny 3 '--config.*none.cfg' --config "$dir/none.cfg"

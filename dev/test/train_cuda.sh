@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # The trainer on the simulated CUDA device (make sim) against the CPU device: losses, norms and gradients of the same runs, on one rank and on layouts of
 # several, in fp32 and bf16; checkpoints that move between the two devices; checkpoints that are copied while training goes on; the same bits from
-# every order of streams; stops. Skipped without a CUDA toolkit, unless NEED_CUDA=1.
+# every order of streams, and with --graph on; stops. Skipped without a CUDA toolkit, unless NEED_CUDA=1.
 #
-# usage: train_cuda.sh [--quick|--refused|--moves|--saves|--checked]   only a few of the runs; only what is refused; only checkpoints and stops; of
-# these only those that are written while training goes on; only short runs of a small model under AddressSanitizer and the race checker
+# usage: train_cuda.sh [--quick|--refused|--moves|--saves|--graphs|--checked]   only a few of the runs; only what is refused; only checkpoints and
+# stops; of these only those that are written while training goes on; only --graph on; only short runs of a small model under AddressSanitizer and the
+# race checker
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 quick=${1:-}
@@ -64,6 +65,12 @@ refused() {
 refused 'multiple of 16' --layers 1 --channels 40 --heads 5 --precision bf16
 refused 'multiple of 16' --layers 1 --channels 40 --heads 5 --precision bf16 --dry-run
 refused 'on a device' --layers 100 --channels 65536 --heads 512
+refused "graph.*pack varlen" --graph on --pack varlen --dry-run
+refused "graph.*pack fit" --graph on --pack fit --eot 0
+refused "graph.*tp 2" --graph on --tp 2 --world 2 --dry-run
+refused "graph.*zero 2" --graph on --zero 2
+refused "graph.*zero 3" --graph on --zero 3 --dry-run
+refused "graph.*cpu" --graph on --device cpu
 [ "$quick" != --refused ] || { tally && exit 0 || exit 1; }
 
 # A checkpoint that is copied and written while training goes on holds what one holds that training waits for, in every order of streams.
@@ -126,6 +133,49 @@ if [ "$quick" = --checked ]; then
     for form in _asan _race; do checked $form; done
     if tally; then exit 0; else exit 1; fi
 fi
+
+# --graph on changes no bit of losses, norms, gradients and checkpoints, and no count of kernels
+small=(--vocab 101 --seq 12 --micro-batch 1 --lr 3e-3 --schedule constant --steps 3 --train "$dir/train.bin" --val "$dir/train.bin" --val-batches 1 --layers 2
+    --channels 32 --heads 2 --dropout 0.1 --async-save off)
+# graphs NAME LAUNCHES RANKS FLAG...: the run with graphs, in another order of threads and streams, against the run without. LAUNCHES of graphs: of each
+# run of ops all but the first, which runs as it is
+graphs() {
+    local name=$1 launches=$2 count=$3 graph
+    shift 3
+    for graph in off on; do
+        rm -rf "$dir/graph.$graph" "$dir/graph.$graph.grads"
+        SIMCU_SEED=$([ $graph = off ] && echo 0 || echo "$count") SIMCU_STREAMS=$([ $graph = off ] && echo fwd || echo 7) ranks "$count" "$sim" "${small[@]}" \
+            --out "$dir/graph.$graph" --dump-grads "$dir/graph.$graph.grads" --graph $graph "$@" && continue
+        bad "$count ranks --graph $graph $*: exit $?: $(grep -h 'train_gpt:\|simcu\|ERROR' "$dir/stderr" | head -3)"
+        return
+    done
+    graphs_same "$name" "$launches"
+    [ "$(kernels "$dir/graph.on")" = "$(kernels "$dir/graph.off")" ]
+    verdict $? "--graph on, $name: $(kernels "$dir/graph.on") kernels, without $(kernels "$dir/graph.off")"
+}
+kernels() { sed -nE 's/.*"kernel_launches":([0-9]+).*/\1/p' "$1/log.jsonl"; }
+# graphs_same NAME LAUNCHES
+graphs_same() {
+    local launched
+    launched=$(sed -nE 's/.*"event":"graphs".*"launched":([0-9]+).*/\1/p' "$dir/graph.on/log.jsonl" | tail -n 1)
+    [ "$launched" = "$2" ] && [ "$(wc -l <<<"$(facts "$dir/graph.on")")" -eq 3 ] && [ "$(facts "$dir/graph.on")" = "$(facts "$dir/graph.off")" ] &&
+        [ "$(losses "$dir/graph.on")" = "$(losses "$dir/graph.off")" ] && cmp -s "$dir/graph.on.grads/grads.safetensors" "$dir/graph.off.grads/grads.safetensors" &&
+        (cd "$dir/graph.off" && for file in step_00000003/*.safetensors; do cmp -s "$file" "../graph.on/$file" || exit 1; done)
+    verdict $? "--graph on, $1: the same bits, $launched launches of graphs, wanted $2"
+}
+if [ "$quick" = --graphs ] || [ "$quick" = "" ]; then
+    # one rank, stopped after two steps and resumed; validation, samples and a trace in between
+    looks=(--global-batch 3 --val-every 1 --sample-every 2 --sample-tokens 2 --save-every 1 --keep 3)
+    ranks 1 "$sim" "${small[@]}" "${looks[@]}" --out "$dir/graph.off" --dump-grads "$dir/graph.off.grads" &&
+        ranks 1 "$sim" "${small[@]}" "${looks[@]}" --out "$dir/graph.on" --dump-grads "$dir/graph.on.grads" --graph on --trace 1:2 --steps 2 &&
+        ranks 1 "$sim" "${small[@]}" "${looks[@]}" --out "$dir/graph.on" --graph on --resume auto && graphs_same "1 rank, resumed" 3
+    verdict $? "--graph on, 1 rank: $(ls "$dir/graph.on" | tr '\n' ' ')"
+    graphs "pp 2" 8 2 --pp 2 --global-batch 2
+    graphs "pp 2, zero bubble" 12 2 --pp 2 --pp-schedule zb --global-batch 2
+    graphs "dp 2" 7 2 --global-batch 4
+    graphs "zero 1, no overlap" 9 2 --zero 1 --global-batch 4 --overlap off
+fi
+[ "$quick" != --graphs ] || { tally && exit 0 || exit 1; }
 
 for kind in gpt2 llama; do
     # shellcheck disable=SC2086

@@ -25,6 +25,11 @@ static inline void cpu_close(Device *device) {
 static inline double cpu_free_bytes(Device *device) { return (void)device, 0; } // the plan looks at the machine's memory
 static inline int64_t cpu_kernel_launches(Device *device) { return (void)device, -1; }
 
+// An op is a call and has run when that returns: there is nothing to keep.
+static inline bool cpu_graph_begin(Device *device, const GraphKey *key) { return (void)device, (void)key, false; }
+static inline void cpu_graph_end(Device *device) { (void)device; }
+static inline GraphCounts cpu_graph_counts(Device *device) { return (void)device, (GraphCounts){0}; }
+
 // Fills the table; close gives back what the libraries hold.
 static inline Device device_cpu(void) {
     return (Device){
@@ -50,6 +55,9 @@ static inline Device device_cpu(void) {
         .peak_flops = cpu_matmul_rate,
         .free_bytes = cpu_free_bytes,
         .kernel_launches = cpu_kernel_launches,
+        .graph_begin = cpu_graph_begin,
+        .graph_end = cpu_graph_end,
+        .graph_counts = cpu_graph_counts,
         .cast = cpu_cast,
         .accumulate = cpu_accumulate,
         .embedding_forward = cpu_embedding_forward,

@@ -41,12 +41,21 @@ struct CudaDevice {
     struct CublasLt *matmul;        // llmc/cuda/matmul.cuh
     struct CudaCopies *copies;      // llmc/cuda/memory.cuh
     struct CudaMarks *marks;        // llmc/cuda/marks.cuh; nullptr until the first
+    struct CudaGraphs *graphs;      // llmc/cuda/graph.cuh
+    bool capturing;                 // what the compute stream is given goes into a graph and does not run
+    int64_t captured;               // kernels that went there
+    int64_t scratch_moves;          // addresses that scratch has had
     struct CudaComm *comm;          // llmc/cuda/comm.cuh
     CommPoll poll;                  // called while the host waits; nullptr: nothing to do meanwhile
     void *poll_argument;
 };
 
 static inline CudaDevice *cuda_of(Device *device) { return (CudaDevice *)device->state; }
+
+// What a graph would freeze, or cannot hold.
+static inline void cuda_not_captured(const CudaDevice *device, const char *call) {
+    if (device->capturing) cuda_fail(call, "not while ops are captured as a graph");
+}
 
 static inline bool cuda_event_done(cudaEvent_t event) {
     const cudaError_t state = cudaEventQuery(event);
@@ -78,9 +87,11 @@ static inline void cuda_wait_event(CudaDevice *device, cudaEvent_t event) {
 // cudaFree would wait for all streams, also for messages that come only after this rank has gone on.
 static inline void *cuda_scratch(CudaDevice *device, size_t bytes) {
     if (bytes > device->scratch_bytes) {
+        cuda_not_captured(device, "scratch memory grows");
         if (device->scratch != nullptr) cuda_check(cudaFreeAsync(device->scratch, device->compute), "cudaFreeAsync");
         cuda_check(cudaMallocAsync(&device->scratch, bytes, device->compute), "cudaMallocAsync (scratch)");
         device->scratch_bytes = bytes;
+        device->scratch_moves++;
     }
     return device->scratch;
 }

@@ -21,7 +21,10 @@ static inline void launch(CudaDevice *device, cudaStream_t stream, const LaunchS
     config.blockDim = dim3(shape.threads);
     config.dynamicSmemBytes = shape.shared_bytes;
     config.stream = stream;
-    device->launches++;
+    if (device->capturing && stream == device->compute)
+        device->captured++;
+    else
+        device->launches++;
     cuda_check(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...), "cudaLaunchKernelEx");
 }
 

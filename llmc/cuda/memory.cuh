@@ -83,6 +83,7 @@ static void cuda_copies_turn_(CudaDevice *device) {
 static void cuda_copy_in(Device *device, void *to_device, const void *from_host, size_t bytes) {
     CudaDevice *c = cuda_of(device);
     CudaCopies *copies = c->copies;
+    cuda_not_captured(c, "copy to the device");
     for (size_t done = 0, part; done < bytes; done += part) {
         const size_t left = bytes - done;
         part = left < COPY_PIECE_BYTES ? left : COPY_PIECE_BYTES;
@@ -121,6 +122,7 @@ static void cuda_host_release(Device *, void *pointer) { cuda_check(cudaFreeHost
 
 static void cuda_copy_out_start(Device *device, int slot, void *to, const void *from_device, size_t bytes) {
     CudaDevice *c = cuda_of(device);
+    cuda_not_captured(c, "copy to the host");
     cuda_check(cudaMemcpyAsync(to, from_device, bytes, cudaMemcpyDeviceToHost, c->compute), "cudaMemcpyAsync");
     cuda_check(cudaEventRecord(c->read[slot], c->compute), "cudaEventRecord");
 }
