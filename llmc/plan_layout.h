@@ -93,19 +93,10 @@ typedef enum {
     PLAN_PINNED,
     PLAN_CATEGORIES
 } PlanCategory;
-static const char *const plan_category_names[PLAN_CATEGORIES] = {"parameters",
-                                                                 "master weights",
-                                                                 "gradients",
-                                                                 "optimizer state",
-                                                                 "gathers and messages",
-                                                                 "activations",
-                                                                 "stage boundaries",
-                                                                 "logits of a chunk",
-                                                                 "scratch and batch",
-                                                                 "checkpoint snapshot",
-                                                                 "workspace of kernels",
-                                                                 "NCCL, an estimate",
-                                                                 "copies to the GPU, pinned"};
+static const char *const plan_category_names[PLAN_CATEGORIES] = {
+    "parameters",           "master weights",    "gradients",         "optimizer state",   "gathers and messages",
+    "activations",          "stage boundaries",  "logits of a chunk", "scratch and batch", "checkpoint snapshot",
+    "workspace of kernels", "NCCL, an estimate", "pinned for copies"};
 
 // Whether it is the host's memory, also where the device has its own.
 static inline bool plan_category_on_host(PlanCategory category) { return category == PLAN_SNAPSHOT || category == PLAN_PINNED; }
