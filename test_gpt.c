@@ -126,10 +126,7 @@ static void subject_logits(Subject *s, const NaiveBatch *batch, float *logits) {
     for (int64_t n = 0; n < N; n += t->acts.chunk) {
         const int64_t count = min_i64(t->acts.chunk, N - n);
         d->linear_forward(d, t->acts.logits, ABSENT, buffer_at(t->acts.slots[0].norm, n * C), w[model_head_kind(&s->config)], ABSENT, count, C, V);
-        for (int64_t i = 0; i < count; i++) {
-            const Buffer row = buffer_at(t->acts.logits, i * buffer_row(t->acts.logits, V));
-            d->copy_out(d, logits + (n + i) * V, row.data, (size_t)V * sizeof *logits);
-        }
+        read_logits(t, count, logits + n * V);
     }
     microbatch_free(&micro);
 }
