@@ -370,7 +370,7 @@ static void chunk_forward(Trainer *t, int chunk, ChunkActs *acts, Buffer input, 
 
 static int unit_of_head_weight(const Trainer *t) { return t->model.config.tied ? 0 : model_head_unit(&t->model); }
 
-// Cross-entropy of a chunk of tokens from this rank's share of the logits; dlogits optional, in place of the logits where it can be.
+// Cross-entropy of a chunk of tokens from this rank's share of the logits; dlogits optional: the logits' own memory.
 static void chunk_losses(Trainer *t, int64_t first, int64_t count, Buffer dlogits, const double *dloss) {
     Device *d = &t->device;
     const Activations *a = &t->acts;
@@ -402,10 +402,10 @@ static void head(Trainer *t, const ChunkActs *acts, int64_t N, const double *dlo
         const int64_t count = min_i64(a->chunk, N - n);
         const Buffer norm = buffer_at(acts->norm, n * C);
         d->linear_forward(d, a->logits, ABSENT, norm, w[kind], ABSENT, count, C, V);
-        chunk_losses(t, n, count, train ? a->dlogits : ABSENT, dloss);
+        chunk_losses(t, n, count, train ? a->logits : ABSENT, dloss);
         if (train) {
-            d->linear_backward_input(d, buffer_at(a->dnorm, n * C), a->dlogits, w[kind], ABSENT, count, C, V);
-            d->linear_backward_weight(d, g[kind], ABSENT, accumulate || n > 0, a->dlogits, norm, count, C, V);
+            d->linear_backward_input(d, buffer_at(a->dnorm, n * C), a->logits, w[kind], ABSENT, count, C, V);
+            d->linear_backward_weight(d, g[kind], ABSENT, accumulate || n > 0, a->logits, norm, count, C, V);
         }
         comm_progress(t->comm);
     }
@@ -820,6 +820,23 @@ static bool validate(Run *run) {
     return isfinite(loss) || sums[1] == 0;
 }
 
+// This rank's share (count, V) of the first logits of a chunk, into host memory.
+static void read_logits(Trainer *t, int64_t count, float *logits) {
+    const int64_t V = t->layout.local.vocab;
+    const Buffer from = t->acts.logits;
+    uint16_t *narrow = base_new((size_t)V, sizeof *narrow);
+    for (int64_t n = 0; n < count; n++) {
+        const void *row = buffer_at(from, n * buffer_row(from, V)).data;
+        if (from.dtype == DTYPE_F32) {
+            t->device.copy_out(&t->device, logits + n * V, row, (size_t)V * sizeof *logits);
+        } else {
+            t->device.copy_out(&t->device, narrow, row, (size_t)V * sizeof *narrow);
+            for (int64_t v = 0; v < V; v++) logits[n * V + v] = bf16_to_f32(narrow[v]);
+        }
+    }
+    free(narrow);
+}
+
 // Logits of the token that follows `count` tokens, into host memory (V), on the ranks of the last stage. Recomputes the whole context.
 static void next_logits(Trainer *t, const int32_t *context, int64_t count, float *logits) {
     const ModelConfig *m = &t->layout.local;
@@ -844,7 +861,7 @@ static void next_logits(Trainer *t, const int32_t *context, int64_t count, float
     const Buffer norm = buffer_at(t->acts.slots[0].norm, (count - 1) * m->channels);
     t->device.linear_forward(&t->device, t->acts.logits, ABSENT, norm, w[model_head_kind(m)], ABSENT, 1, m->channels, m->vocab);
     memset(logits, 0, (size_t)V * sizeof *logits); // other ranks' shares of the vocabulary
-    t->device.copy_out(&t->device, logits + t->layout.vocab_begin, t->acts.logits.data, (size_t)m->vocab * sizeof *logits);
+    read_logits(t, 1, logits + t->layout.vocab_begin);
     comm_all_reduce(t->groups[LAYOUT_TP], logits, V, COMM_F32, COMM_SUM);
 }
 

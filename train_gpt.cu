@@ -17,7 +17,13 @@
 #include "llmc/cuda/mlp.cuh"         // cuda_swiglu_*
 #include "llmc/cuda/norm.cuh"        // cuda_norm_*, cuda_residual_forward
 #include "llmc/cuda/rope.cuh"        // cuda_qk_*
+#include "llmc/cuda/scratch.h"       // PRODUCT_WORKSPACE_BYTES
 #include "llmc/gpus.h"               // gpus_peak_flops
+
+static size_t cuda_own_bytes(Device *device) {
+    const CudaDevice *c = cuda_of(device);
+    return PRODUCT_WORKSPACE_BYTES + c->scratch_bytes + c->comm_scratch_bytes;
+}
 
 static double cuda_free_bytes(Device *) {
     size_t left = 0, all = 0;
@@ -69,6 +75,7 @@ static void cuda_fill_memory(Device *device) {
     device->close = cuda_close;
     device->matmul_rate = cuda_matmul_rate;
     device->peak_flops = cuda_peak_flops;
+    device->own_bytes = cuda_own_bytes;
     device->free_bytes = cuda_free_bytes;
     device->kernel_launches = cuda_kernel_launches;
     device->graph_begin = cuda_graph_begin;

@@ -64,8 +64,7 @@ typedef struct {
     Buffer losses;        // (N) F32
     // classifier, a chunk of tokens at a time; on the last stage
     int64_t chunk;    // tokens
-    Buffer logits;    // (chunk, V; rows apart: activations_logits_row) F32
-    Buffer dlogits;   // (chunk, V; rows apart) D; the memory of logits when D is F32
+    Buffer logits;    // (chunk, V; rows apart: activations_logits_row) D; then their gradients, in place
     Buffer stats;     // (chunk, 3) F32, with tensor parallelism, and
     Buffer all_stats; // (tp, chunk, 3) F32
     // gradients, backward only
@@ -92,11 +91,11 @@ static inline Buffer arena_take_(ArenaCursor_ *arena, int64_t elements, Dtype dt
     return buffer;
 }
 
-// Elements from row to row of logits and dlogits: a multiple of 64, so that each begins on a cache line whatever the vocabulary. GPT-2's of 50257
+// Elements from row to row of logits: a multiple of 64, so that each begins on a cache line whatever the vocabulary. GPT-2's of 50257
 // columns, side by side, would keep matrix products and kernels from 16-byte loads. The columns behind V are never read.
 static inline int64_t activations_logits_row(int64_t V) { return round_up(V, 64); }
 
-// Tokens whose logits exist at once: about 256 MiB of F32 logits, equal chunks, at least 64 tokens.
+// Tokens whose logits exist at once: about 256 MiB of them in F32, half of that in BF16; equal chunks, at least 64 tokens.
 static inline int64_t activations_chunk(int64_t N, int64_t V) {
     const int64_t limit = max_i64(64, ((int64_t)1 << 26) / activations_logits_row(V));
     return min_i64(N, round_up(ceil_div(N, ceil_div(N, limit)), 64));
@@ -193,8 +192,7 @@ static inline size_t activations_layout(Activations *a, void *base, const Layout
     a->losses = arena_take_(&arena, N, DTYPE_F32);
     if (layout_has_head(layout)) {
         const int64_t row = activations_logits_row(m->vocab);
-        a->logits = arena_take_(&arena, a->chunk * row, DTYPE_F32), a->logits.row = row;
-        a->dlogits = D == DTYPE_F32 ? a->logits : arena_take_(&arena, a->chunk * row, D), a->dlogits.row = row;
+        a->logits = arena_take_(&arena, a->chunk * row, D), a->logits.row = row;
         if (layout->mesh.tp > 1) a->stats = arena_take_(&arena, a->chunk * 3, DTYPE_F32);
         if (layout->mesh.tp > 1) a->all_stats = arena_take_(&arena, layout->mesh.tp * a->chunk * 3, DTYPE_F32);
     }

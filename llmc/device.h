@@ -131,6 +131,8 @@ struct Device {
     double (*matmul_rate)(Device *device, Dtype dtype);
     // What MFU is a share of, FLOP/s: the maker's figure for dense matrix products in this dtype; on the CPU matmul_rate. 0: unknown
     double (*peak_flops)(Device *device, Dtype dtype);
+    // Bytes of its memory that it holds beside what alloc gave: workspace and scratch; 0: none
+    size_t (*own_bytes)(Device *device);
     // Bytes that can still be allocated; 0: unknown
     double (*free_bytes)(Device *device);
     // Kernels started so far, those of graphs too; -1: it has none

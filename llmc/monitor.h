@@ -38,6 +38,7 @@ typedef struct {
 typedef struct {
     int tp, pp, dp; // place in the mesh
     size_t param_bytes, grad_bytes, optim_bytes, activation_peak_bytes;
+    size_t device_own_bytes;                          // of a GPU's memory, beside tensors: workspace and scratch
     size_t buffer_bytes;                              // gathered parameters, gradients on their way, messages, the copy of a checkpoint
     size_t resident_start_bytes, resident_peak_bytes; // of the process, as the kernel counts; 0: unknown
     CommCount comm[COMM_KINDS];                       // calls and bytes by kind
@@ -331,6 +332,7 @@ static inline bool monitor_end(Monitor *monitor, uint64_t init_hash, const char 
         monitor_put_int(json, "grad_bytes", (int64_t)ranks[i].grad_bytes);
         monitor_put_int(json, "optim_bytes", (int64_t)ranks[i].optim_bytes);
         monitor_put_int(json, "activation_peak_bytes", (int64_t)ranks[i].activation_peak_bytes);
+        if (ranks[i].device_own_bytes > 0) monitor_put_int(json, "device_own_bytes", (int64_t)ranks[i].device_own_bytes);
         monitor_put_int(json, "buffer_bytes", (int64_t)ranks[i].buffer_bytes);
         monitor_put_int(json, "resident_start_bytes", (int64_t)ranks[i].resident_start_bytes);
         monitor_put_int(json, "resident_peak_bytes", (int64_t)ranks[i].resident_peak_bytes);

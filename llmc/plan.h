@@ -122,11 +122,11 @@ static inline bool plan_column_(PlanInput *plan, const Layout *layout, const Zer
     PlanMemory memory;
     size_t total;
     const Layout view = plan_layout_at(layout, stage);
-    if (!plan_memory(&memory, plan->model, &view, config, plan->micro_batch, plan->seq, &plan->schedule, error)) return false;
+    if (!plan_memory(&memory, plan->model, &view, config, plan->micro_batch, plan->seq, &plan->schedule, plan->device_memory, error)) return false;
     plan->columns[column] = (PlanColumn){stage, plan_comm(plan->model, &view, config, plan->micro_batch, plan->seq, &plan->schedule)};
     for (int i = 0; i < PLAN_CATEGORIES; i++) {
         plan->rows[i].name = plan_category_names[i], plan->rows[i].bytes[column] = memory.bytes[i];
-        plan->rows[i].host = i == PLAN_SNAPSHOT;
+        plan->rows[i].host = plan_category_on_host((PlanCategory)i);
     }
     return plan_memory_total(&memory, &total, error);
 }
@@ -141,7 +141,7 @@ static inline bool plan_middle_(const PlanInput *plan, const Layout *layout, con
         size_t total;
         if (plan_alike_(layout, s, s - 1) && plan_alike_(layout, s, s + 1)) continue;
         const Layout view = plan_layout_at(layout, s);
-        if (!plan_memory(&memory, plan->model, &view, config, plan->micro_batch, plan->seq, &plan->schedule, error) ||
+        if (!plan_memory(&memory, plan->model, &view, config, plan->micro_batch, plan->seq, &plan->schedule, plan->device_memory, error) ||
             !plan_memory_total(&memory, &total, error)) {
             return false;
         }

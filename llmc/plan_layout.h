@@ -10,6 +10,7 @@
 #include "llmc/base.h"        // Error, fail, size_multiply
 #include "llmc/layout.h"      // Layout
 #include "llmc/options.h"     // Options
+#include "llmc/plan_device.h" // plan_device_*_bytes
 #include "llmc/schedule.h"    // Schedule, schedule_build
 #include "llmc/zero.h"        // zero_bytes, ZeroConfig
 
@@ -87,11 +88,18 @@ typedef enum {
     PLAN_LOGITS,
     PLAN_SCRATCH,
     PLAN_SNAPSHOT,
+    PLAN_WORKSPACE,
+    PLAN_NCCL,
+    PLAN_PINNED,
     PLAN_CATEGORIES
 } PlanCategory;
 static const char *const plan_category_names[PLAN_CATEGORIES] = {
-    "parameters",  "master weights",   "gradients",         "optimizer state",   "gathers and messages",
-    "activations", "stage boundaries", "logits of a chunk", "scratch and batch", "checkpoint snapshot"};
+    "parameters",           "master weights",    "gradients",         "optimizer state",   "gathers and messages",
+    "activations",          "stage boundaries",  "logits of a chunk", "scratch and batch", "checkpoint snapshot",
+    "workspace of kernels", "NCCL, an estimate", "pinned for copies"};
+
+// Whether it is the host's memory, also where the device has its own.
+static inline bool plan_category_on_host(PlanCategory category) { return category == PLAN_SNAPSHOT || category == PLAN_PINNED; }
 
 typedef struct {
     size_t bytes[PLAN_CATEGORIES];
@@ -134,9 +142,9 @@ static inline bool plan_memory_total(const PlanMemory *memory, size_t *total, Er
     return true;
 }
 
-// Memory of the layout's rank.
+// Memory of the layout's rank. gpu: of a device with memory of its own.
 static inline bool plan_memory(PlanMemory *memory, const Model *model, const Layout *layout, const ZeroConfig *config, int64_t micro_batch,
-                               int64_t seq, const ScheduleShape *schedule, Error *error) {
+                               int64_t seq, const ScheduleShape *schedule, bool gpu, Error *error) {
     const ZeroBytes bytes = zero_bytes(model, layout, config);
     const PlanBuffers b = plan_buffers(schedule, layout->mesh.at.pp);
     const ActivationShape shape = {.dtype = config->dtype,
@@ -146,7 +154,12 @@ static inline bool plan_memory(PlanMemory *memory, const Model *model, const Lay
                                    .inputs = b.inputs,
                                    .gradients = b.gradients,
                                    .stashes = b.stashes};
+    *memory = (PlanMemory){{0}};
     plan_state_(memory, &bytes);
+    if (gpu) {
+        memory->bytes[PLAN_WORKSPACE] = plan_device_workspace_bytes(layout, config, micro_batch, seq);
+        memory->bytes[PLAN_NCCL] = plan_device_nccl_bytes(layout), memory->bytes[PLAN_PINNED] = plan_device_pinned_bytes();
+    }
     return plan_activations_(memory, layout, &shape, error);
 }
 

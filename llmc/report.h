@@ -90,6 +90,7 @@ static inline bool report_end(Monitor *monitor, const Zero *zero, MonitorRank ow
     const MeshAt at = zero->layout->mesh.at;
     const ZeroBytes *bytes = &zero->bytes;
     size_t now_bytes;
+    own.device_own_bytes = zero->device->own_bytes(zero->device);
     own.tp = at.tp, own.pp = at.pp, own.dp = at.dp;
     own.param_bytes = bytes->param_bytes, own.grad_bytes = bytes->grad_bytes;
     own.optim_bytes = bytes->optim_bytes + bytes->master_bytes, own.buffer_bytes = bytes->buffer_bytes + bytes->snapshot_bytes;

@@ -318,7 +318,7 @@ static double trainer_results(Trainer *t, const int32_t *tokens, const int32_t *
         const int64_t count = min_i64(t->acts.chunk, N - n);
         d->linear_forward(d, t->acts.logits, ABSENT, buffer_at(t->acts.slots[0].norm, n * C), w[model_head_kind(&t->model.config)], ABSENT, count,
                           C, V);
-        d->copy_out(d, logits + n * V, t->acts.logits.data, (size_t)(count * V) * sizeof *logits);
+        read_logits(t, count, logits + n * V);
     }
     microbatch_free(&micro);
     return loss;

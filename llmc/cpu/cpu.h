@@ -22,6 +22,7 @@ static inline void cpu_close(Device *device) {
     device->state = NULL;
 }
 
+static inline size_t cpu_own_bytes(Device *device) { return (void)device, 0; }
 static inline double cpu_free_bytes(Device *device) { return (void)device, 0; } // the plan looks at the machine's memory
 static inline int64_t cpu_kernel_launches(Device *device) { return (void)device, -1; }
 
@@ -53,6 +54,7 @@ static inline Device device_cpu(void) {
         .close = cpu_close,
         .matmul_rate = cpu_matmul_rate,
         .peak_flops = cpu_matmul_rate,
+        .own_bytes = cpu_own_bytes,
         .free_bytes = cpu_free_bytes,
         .kernel_launches = cpu_kernel_launches,
         .graph_begin = cpu_graph_begin,

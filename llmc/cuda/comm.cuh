@@ -152,6 +152,7 @@ static void cuda_comm_free(void *state, void *which) {
     NcclGroup *group = (NcclGroup *)which;
     nccl_close(&c->errors, group->comm);
     if (group->scratch != nullptr) cuda_check(cudaFree(group->scratch), "cudaFree");
+    if (group->scratch != nullptr) c->device->comm_scratch_bytes -= group->scratch_bytes;
     if (group->stream != nullptr) cuda_check(cudaStreamDestroy(group->stream), "cudaStreamDestroy");
     if (group->before != nullptr) group->before->following = group->following;
     if (group->following != nullptr) group->following->before = group->before;
@@ -211,11 +212,10 @@ static bool cuda_comm_reduce_step_(CudaComm *c, CudaTicket *t) {
     const size_t each = comm_type_bytes(call->type);
     const bool all = call->kind == COMM_ALL_REDUCE;
     if (g->scratch == nullptr) {
-        const size_t good_bytes = (size_t)g->size * 256 * 1024; // messages of this size use the wire well
-        const size_t least_bytes = c->scratch_bytes > 0 ? (size_t)g->size * 512 : (size_t)16 << 20;
-        const size_t wanted_bytes = c->scratch_bytes > 0 ? c->scratch_bytes : good_bytes;
-        g->scratch_bytes = wanted_bytes > least_bytes ? wanted_bytes : least_bytes;
+        const size_t least_bytes = (size_t)g->size * 512, tests_bytes = c->scratch_bytes > least_bytes ? c->scratch_bytes : least_bytes;
+        g->scratch_bytes = c->scratch_bytes > 0 ? tests_bytes : scratch_reduce_bytes(g->size);
         cuda_check(cudaMallocAsync(&g->scratch, g->scratch_bytes, g->stream), "cudaMallocAsync (parts of a reduction)");
+        c->device->comm_scratch_bytes += g->scratch_bytes;
     }
     const int64_t most = (int64_t)(g->scratch_bytes / ((size_t)g->size * each)) / 64 * 64;
     const CudaPiece own = cuda_comm_piece_(t, g->rank, most);

@@ -15,6 +15,7 @@
 #include "llmc/cuda/algorithms.cuh" // AlgorithmFile, ProductKey
 #include "llmc/cuda/cuda.cuh"       // CudaDevice, cuda_check
 #include "llmc/cuda/product.cuh"    // Product
+#include "llmc/cuda/scratch.h"      // PRODUCT_WORKSPACE_BYTES
 #include <cstdlib>                  // realloc
 #include <cstring>                  // memcmp
 #include <cublasLt.h>               // cublasLtMatmul
@@ -31,7 +32,7 @@ struct ProductPlan {
     cublasLtMatmulAlgo_t algorithm;
 };
 
-enum { PRODUCT_WORKSPACE_BYTES = 32 << 20, PRODUCT_CANDIDATES = 16, PRODUCT_TIMED_RUNS = 3 };
+enum { PRODUCT_CANDIDATES = 16, PRODUCT_TIMED_RUNS = 3 };
 
 // CudaDevice.matmul
 struct CublasLt {

@@ -33,6 +33,7 @@ struct CudaDevice {
     cudaStream_t compute;           // every op
     void *scratch;                  // of one op at a time, on the compute stream
     size_t scratch_bytes;           // grows to the most that any op has asked for
+    size_t comm_scratch_bytes;      // of groups that reduce in the order of ranks
     cudaEvent_t read[DEVICE_SLOTS]; // of copies to the host
     cudaStream_t snapshot;          // copies for a save
     cudaEvent_t snapshot_order;     // between the two streams: the last op before the copies, then the last copy

@@ -196,22 +196,13 @@ template <bool PACKED> __global__ void __launch_bounds__(EMBEDDING_THREADS) embe
     embedding_store<PACKED>(dtable + key * runs.C, sum, task.c, runs.C);
 }
 
-// About the square root: as many rows in a chunk as chunks in the longest run.
-static inline int64_t embedding_chunk_(int64_t N) {
-    int64_t chunk = 32;
-    while (chunk * chunk < N) chunk *= 2;
-    return chunk;
-}
-
-static inline size_t embedding_part_bytes_(int64_t chunks, int64_t C) { return ((size_t)chunks * (size_t)C * sizeof(float) + 255) / 256 * 256; }
-
 // dtable (range, C) += the rows of dout (N, C) whose raw (N) - begin is a row of it
 template <class T>
 static void embedding_rows_(CudaDevice *device, Buffer dtable, Buffer dout, const int32_t *raw, int64_t begin, int64_t range,
                             const DropoutDraw &dropout, int64_t N, int64_t C) {
-    const int64_t chunk = embedding_chunk_(N), chunks = (N + chunk - 1) / chunk, slices = (C + EMBEDDING_SLICE - 1) / EMBEDDING_SLICE;
-    const size_t part_bytes = embedding_part_bytes_(chunks, C);
-    char *scratch = (char *)cuda_scratch(device, 2 * part_bytes + sort_bytes(N));
+    const int64_t chunk = scratch_embedding_chunk(N), chunks = (N + chunk - 1) / chunk, slices = (C + EMBEDDING_SLICE - 1) / EMBEDDING_SLICE;
+    const size_t part_bytes = scratch_embedding_part_bytes(N, C);
+    char *scratch = (char *)cuda_scratch(device, scratch_embedding_bytes(N, C));
     const Sorted sorted = sort_tokens(device, scratch + 2 * part_bytes, raw, begin, (int32_t)range, N);
     const EmbeddingRuns runs = {sorted, (float *)scratch, (float *)(scratch + part_bytes), N, C, chunk, (int32_t)range};
     const bool packed = units_packed(C, dtable, dout);

@@ -6,9 +6,8 @@
 #include "llmc/cuda/block.cuh"    // Unit, unit_load
 #include "llmc/cuda/launch.cuh"   // launch
 #include "llmc/cuda/reduce.cuh"   // block_sum
+#include "llmc/cuda/scratch.h"    // NORM_PARTS, scratch_squares_bytes
 #include "llmc/cuda/segments.cuh" // segment_walk
-
-enum { NORM_PARTS = 512 }; // blocks, whatever the device: about four on each multiprocessor of a large one
 
 // parts (NORM_PARTS) = sums of squares of every NORM_PARTS-th tile of grad. Grid: NORM_PARTS blocks; tiles of 2048 elements. Shared: 256 bytes; 32
 // registers. Bytes per element: 4 read. Expected share of HBM bandwidth 88%; not measured on a device yet.
@@ -45,7 +44,7 @@ __global__ void __launch_bounds__(NORM_PARTS) grad_squares_join_kernel(StepState
 static void cuda_grad_squares(Device *device, StepState *state, Buffer grad, const Segment *segments, int64_t count) {
     if (count == 0) return;
     CudaDevice *c = cuda_of(device);
-    double *parts = (double *)cuda_scratch(c, NORM_PARTS * sizeof(double));
+    double *parts = (double *)cuda_scratch(c, scratch_squares_bytes());
     launch(c, c->compute, {NORM_PARTS, SEGMENT_THREADS}, grad_squares_kernel, parts, (const float *)grad.data, ((uintptr_t)grad.data & 15) == 0,
            segments, count);
     launch(c, c->compute, {1, NORM_PARTS}, grad_squares_join_kernel, state, (const double *)parts);

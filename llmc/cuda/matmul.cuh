@@ -12,6 +12,7 @@
 #include "llmc/cuda/memory.cuh"   // cuda_synchronize
 #include "llmc/cuda/mlp.cuh"      // cuda_gelu_forward_, cuda_gelu_backward_
 #include "llmc/cuda/reduce.cuh"   // cuda_column_sums_
+#include "llmc/cuda/scratch.h"    // scratch_bias_bytes
 #include "llmc/rng.h"             // rng_mix
 
 // ----------------------------------------------------------------------------
@@ -145,9 +146,9 @@ static void cuda_linear_backward_weight(Device *device, Buffer dweight, Buffer d
     if (dbias.data != nullptr) {
         Product fused = plain;
         fused.epilogue = CUBLASLT_EPILOGUE_BGRADB;
-        fused.bias = accumulate ? buffer_of(cuda_scratch(c, (size_t)OC * 4), DTYPE_F32) : dbias;
+        fused.bias = accumulate ? buffer_of(cuda_scratch(c, scratch_bias_bytes(OC)), DTYPE_F32) : dbias;
         if (bias_gradient_fuses_(c, &fused, &plain, dout, N, OC)) {
-            if (accumulate) fused.bias.data = cuda_scratch(c, (size_t)OC * 4); // the trial may have moved it
+            if (accumulate) fused.bias.data = cuda_scratch(c, scratch_bias_bytes(OC)); // the trial may have moved it
             product_enqueue(c, &fused);
             if (accumulate) cuda_accumulate(device, dbias, fused.bias, OC);
             return;

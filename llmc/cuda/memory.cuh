@@ -6,8 +6,9 @@
 #ifndef LLMC_CUDA_MEMORY_CUH
 #define LLMC_CUDA_MEMORY_CUH
 
-#include "llmc/cuda/cuda.cuh" // cuda_of, cuda_check
-#include <cstring>            // memcpy, memset
+#include "llmc/cuda/cuda.cuh"  // cuda_of, cuda_check
+#include "llmc/cuda/scratch.h" // COPY_PIECES, COPY_PIECE_BYTES
+#include <cstring>             // memcpy, memset
 
 [[noreturn]] static void cuda_out_of_memory(size_t bytes) {
     size_t left = 0, all = 0;
@@ -42,8 +43,7 @@ static void cuda_release(Device *device, void *pointer) {
 // ----------------------------------------------------------------------------
 // Copies to the device.
 
-enum { COPY_PIECES = 4 };
-static constexpr size_t COPY_PIECE_BYTES = 4 << 20, COPY_ALIGN = 64;
+static constexpr size_t COPY_ALIGN = 64;
 
 // CudaDevice.copies. Pieces are filled one after the other, many small copies in one; a piece is closed by an event when the next copy does not
 // fit.

@@ -8,14 +8,13 @@
 
 #include "llmc/cuda/dropout.cuh" // DropoutDraw, dropout_mask
 #include "llmc/cuda/reduce.cuh"  // warp_sum, block_sum, columns_*
+#include "llmc/cuda/scratch.h"   // NORM_SHORT_C, NORM_LONG_C, ScratchNorm
 
 enum {
     NORM_ROWS = 4,           // forward: warps of a block that have a row each
     NORM_THREADS = 512,      // most of a block that has one row
     NORM_LOOP_THREADS = 256, // of a block that walks a row
     NORM_WARP_C = 1024,      // longest row of a warp: 4 units of 8 channels per lane
-    NORM_SHORT_C = 8192,     // longest row of a block with 2 units per thread
-    NORM_LONG_C = 16384,     // with 4
     NORM_PER_SM = 1 << 16,   // blocks of a kernel whose blocks have one row each: in effect as many as there are rows
 };
 
@@ -157,7 +156,7 @@ template <class T> __global__ void __launch_bounds__(NORM_LOOP_THREADS) norm_for
 }
 
 // Threads of a block that has a row of C channels, with this many units per thread.
-static inline unsigned norm_threads_(int64_t C, int units) { return (unsigned)((C / UNIT + units * 32 - 1) / (units * 32) * 32); }
+static_assert(UNIT == 8, "scratch.h counts units");
 
 template <class T> static inline void norm_forward_(CudaDevice *device, const NormForward<T> &p) {
     const auto rows_of_warps = [&](void (*kernel)(NormForward<T>)) {
@@ -169,9 +168,9 @@ template <class T> static inline void norm_forward_(CudaDevice *device, const No
     if (!p.packed || p.C > NORM_LONG_C) {
         row_of_block(norm_forward_loop_kernel<T>, NORM_LOOP_THREADS);
     } else if (p.C > NORM_SHORT_C) {
-        row_of_block(norm_forward_kernel<T, 4, false>, norm_threads_(p.C, 4));
+        row_of_block(norm_forward_kernel<T, 4, false>, scratch_norm_threads(p.C, 4));
     } else if (p.C > NORM_WARP_C) {
-        row_of_block(norm_forward_kernel<T, 2, false>, norm_threads_(p.C, 2));
+        row_of_block(norm_forward_kernel<T, 2, false>, scratch_norm_threads(p.C, 2));
     } else if (p.C > NORM_WARP_C * 3 / 4) {
         rows_of_warps(norm_forward_kernel<T, 4, true>);
     } else if (p.C > NORM_WARP_C / 2) {
@@ -239,10 +238,7 @@ static void cuda_residual_forward(Device *device, Buffer out, Buffer in, Buffer 
 // As many blocks as the device holds at once share the rows; a thread keeps the weight gradients of its columns in registers over all of its rows.
 // Each block writes them to scratch in the end, and columns_finish_kernel adds the blocks. dx may overwrite dout.
 
-enum {
-    NORM_BACKWARD_PER_SM = 2,   // blocks of 8 warps that have a row each: 128 registers per thread
-    NORM_BACKWARD_THREADS = 512 // of an SM, in blocks that have a row each: 128 registers per thread
-};
+static_assert(NORM_BACKWARD_WARPS == COLUMNS_WARPS, "blocks add their warps' sums as those of columns do");
 
 template <class T> struct NormBackward {
     T *dx;                   // (N, C)
@@ -407,42 +403,31 @@ template <class T> __global__ void __launch_bounds__(NORM_LOOP_THREADS) norm_bac
     }
 }
 
-// A launch of norm_backward_kernel; kernel nullptr: there is none for these rows.
-template <class T> struct NormBackwardPlan {
-    void (*kernel)(NormBackward<T>);
-    int rows; // of a block at a time
-    unsigned threads;
-    int per_sm; // blocks
-    bool bias;  // sums dbias too
-};
-
-template <class T> static inline NormBackwardPlan<T> norm_backward_plan_(int64_t C, bool packed) {
-    const int lanes = (int)((C + COLUMNS_TILE - 1) / COLUMNS_TILE); // units of a lane, if a warp has the row
-    const unsigned two = norm_threads_(C, 2), four = norm_threads_(C, 4);
-    if (!packed || C > NORM_LONG_C) return {};
-    if (lanes == 1) return {norm_backward_kernel<T, 1, true>, COLUMNS_WARPS, COLUMNS_THREADS, NORM_BACKWARD_PER_SM, true};
-    if (lanes == 2) return {norm_backward_kernel<T, 2, true>, COLUMNS_WARPS, COLUMNS_THREADS, NORM_BACKWARD_PER_SM, true};
-    if constexpr (sizeof(T) == 2) { // of floats, too many for the registers
-        if (lanes == 3) return {norm_backward_kernel<T, 3, true>, COLUMNS_WARPS, COLUMNS_THREADS, NORM_BACKWARD_PER_SM, true};
-    }
-    if (C <= NORM_SHORT_C) return {norm_backward_kernel<T, 2, false>, 1, two, NORM_BACKWARD_THREADS / (int)two, true};
-    if constexpr (sizeof(T) == 2) return {norm_backward_kernel<T, 4, false>, 1, four, NORM_BACKWARD_THREADS / (int)four, false};
-    return {};
+// The kernel of a plan; nullptr: there is none for these rows.
+template <class T> static inline auto norm_backward_of_(const ScratchNorm &plan) -> void (*)(NormBackward<T>) {
+    if (plan.units == 0) return nullptr;
+    if (!plan.warp && plan.units == 2) return norm_backward_kernel<T, 2, false>;
+    if (plan.units == 1) return norm_backward_kernel<T, 1, true>;
+    if (plan.units == 2) return norm_backward_kernel<T, 2, true>;
+    if constexpr (sizeof(T) == 2) return plan.warp ? norm_backward_kernel<T, 3, true> : norm_backward_kernel<T, 4, false>;
+    return nullptr;
 }
 
 template <class T>
 static inline void norm_backward_(CudaDevice *device, NormBackward<T> p, float *dweight, Buffer dbias, bool accumulate_w, Buffer dout) {
-    const NormBackwardPlan<T> plan = norm_backward_plan_<T>(p.C, p.packed);
-    if (!plan.bias && dbias.data != nullptr) { // first: dx may overwrite dout
+    const ScratchNorm plan = scratch_norm_plan(p.C, p.packed, sizeof(T) == 4);
+    const auto kernel = norm_backward_of_<T>(plan);
+    const bool bias = kernel != nullptr && (plan.warp || plan.units == 2); // the kernel sums dbias too
+    if (!bias && dbias.data != nullptr) {                                  // first: dx may overwrite dout
         cuda_column_sums_(device, dbias, accumulate_w, dout, p.N, p.C);
         dbias.data = nullptr;
     }
-    const dim3 grid = plan.kernel != nullptr ? dim3(launch_blocks(device, p.N, plan.rows, plan.per_sm)) : columns_grid_(device, p.N, p.C);
-    const int64_t parts = plan.kernel != nullptr ? grid.x : grid.y;
-    p.partial = (float *)cuda_scratch(device, (size_t)(2 * parts * p.C) * sizeof(float));
-    if (plan.kernel != nullptr) {
-        launch(device, device->compute, {grid, plan.threads}, plan.kernel, p);
+    const int64_t parts = scratch_norm_parts(device->sm_count, p.N, p.C, &plan);
+    p.partial = (float *)cuda_scratch(device, scratch_norm_bytes(parts, p.C));
+    if (kernel != nullptr) {
+        launch(device, device->compute, {(unsigned)parts, plan.threads}, kernel, p);
     } else {
+        const dim3 grid = columns_grid_(device, p.N, p.C);
         launch(device, device->compute, {grid, COLUMNS_THREADS}, norm_backward_columns_kernel<T>, p);
         launch(device, device->compute, {launch_blocks(device, p.N, 1, NORM_PER_SM), NORM_LOOP_THREADS}, norm_backward_rows_kernel<T>, p);
     }

@@ -5,6 +5,7 @@
 
 #include "llmc/cuda/block.cuh"  // Unit, unit_load
 #include "llmc/cuda/launch.cuh" // launch
+#include "llmc/cuda/scratch.h"  // COLUMNS_TILE, scratch_column_parts
 #include <cmath>                // INFINITY
 
 // All 32 lanes call these together. A butterfly: addition commutes, so each lane computes the same bits.
@@ -55,13 +56,11 @@ static __device__ __forceinline__ float block_max(float value, float *shared32) 
 
 enum {
     COLUMNS_WARPS = 8,                             // of a block; they share the rows, and a warp's lanes share the columns, a unit each
-    COLUMNS_TILE = 32 * UNIT,                      // columns of a block
     COLUMNS_THREADS = 32 * COLUMNS_WARPS,          // a thread per column of the tile, for the last step
     COLUMNS_SHARED = COLUMNS_WARPS * COLUMNS_TILE, // floats
-    COLUMNS_PER_SM = 8,                            // blocks
-    COLUMNS_ROWS = 8 * COLUMNS_WARPS,              // at least, of a part
     COLUMNS_FINISH_WARPS = 16,
 };
+static_assert(COLUMNS_TILE == 32 * UNIT && COLUMNS_ROWS == 8 * COLUMNS_WARPS, "a warp's lanes share a tile");
 
 // Sum over the block's warps of `own`, the sums of a warp's rows in the columns of the lane's unit. Thread t gets that of column t of the tile.
 // shared (COLUMNS_SHARED) is free again on return.
@@ -128,16 +127,13 @@ static inline void columns_finish_(CudaDevice *device, float *first, float *seco
 
 // Blocks of column_sums_kernel and its like for N rows of C columns.
 static inline dim3 columns_grid_(const CudaDevice *device, int64_t N, int64_t C) {
-    const int64_t tiles = (C + COLUMNS_TILE - 1) / COLUMNS_TILE;
-    const int64_t room = (int64_t)device->sm_count * COLUMNS_PER_SM / tiles, wanted = (N + COLUMNS_ROWS - 1) / COLUMNS_ROWS;
-    const int64_t parts = room < wanted ? room : wanted;
-    return dim3((unsigned)tiles, (unsigned)(parts > 1 ? parts : 1));
+    return dim3((unsigned)scratch_column_tiles(C), (unsigned)scratch_column_parts(device->sm_count, N, C));
 }
 
 // out (OC) F32 = or += column sums of in (N, OC; rows may be apart)
 static inline void cuda_column_sums_(CudaDevice *device, Buffer out, bool accumulate, Buffer in, int64_t N, int64_t OC) {
     const dim3 grid = columns_grid_(device, N, OC);
-    float *partial = (float *)cuda_scratch(device, (size_t)grid.y * (size_t)OC * sizeof(float));
+    float *partial = (float *)cuda_scratch(device, scratch_column_bytes(device->sm_count, N, OC));
     const int64_t row = buffer_row(in, OC);
     const bool packed = units_packed(row, in); // sums of what lies behind a row are dropped
     if (in.dtype == DTYPE_F32) {

@@ -8,12 +8,9 @@
 #define LLMC_CUDA_ROPE_CUH
 
 #include "llmc/cuda/reduce.cuh" // columns_finish_
+#include "llmc/cuda/scratch.h"  // ROPE_KINDS, scratch_rope_blocks
 
-enum {
-    ROPE_THREADS = 128,
-    ROPE_PER_SM = 4, // blocks of a backward that sums gradients of weights
-    ROPE_KINDS = 2,  // q, k
-};
+enum { ROPE_THREADS = 128 };
 
 struct RopeHeads {
     int q, kv, size; // heads of q, of k (and v); channels of a head
@@ -273,8 +270,8 @@ static inline void qk_backward_(CudaDevice *device, const RopeHeads &heads, Buff
         if (heads.table != nullptr) launch(device, device->compute, {launch_blocks(device, heads.N, 1, 1 << 16), ROPE_THREADS}, kernel, p);
         return;
     }
-    const unsigned blocks = launch_blocks(device, heads.N, 1, ROPE_PER_SM);
-    p.partial = (float *)cuda_scratch(device, (size_t)blocks * ROPE_KINDS * (size_t)heads.size * sizeof(float));
+    const unsigned blocks = (unsigned)scratch_rope_blocks(device->sm_count, heads.N);
+    p.partial = (float *)cuda_scratch(device, scratch_rope_bytes(device->sm_count, heads.N, heads.size));
     launch(device, device->compute, {blocks, ROPE_THREADS}, heads.packed ? qk_backward_kernel<T, true, true> : qk_backward_kernel<T, true, false>,
            p);
     columns_finish_(device, dq_norm, dk_norm, p.partial, blocks, heads.size, accumulate);

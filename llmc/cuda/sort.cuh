@@ -9,14 +9,13 @@
 #define LLMC_CUDA_SORT_CUH
 
 #include "llmc/cuda/launch.cuh" // launch
+#include "llmc/cuda/scratch.h"  // SORT_BINS, SORT_TILE, scratch_sort_blocks
 
 enum {
-    SORT_BITS = 8,              // of a pass
-    SORT_BINS = 1 << SORT_BITS, // also the threads of a block: a thread owns a bin
+    SORT_BITS = 8, // of a pass
     SORT_WARPS = SORT_BINS / 32,
-    SORT_ROUNDS = 8, // of 32 keys, one after another, in each warp
-    SORT_TILE = SORT_BINS * SORT_ROUNDS,
 };
+static_assert(SORT_BINS == 1 << SORT_BITS, "a bin for each value");
 
 struct Sorted {
     const int32_t *keys, *tokens; // (N): keys ascending; tokens of one key ascending
@@ -136,16 +135,11 @@ __global__ void __launch_bounds__(SORT_BINS)
     }
 }
 
-static inline int64_t sort_blocks_(int64_t N) { return (N + SORT_TILE - 1) / SORT_TILE; }
-
-// Memory that sort_tokens() needs.
-static inline size_t sort_bytes(int64_t N) { return ((size_t)N * 4 + (size_t)sort_blocks_(N) * SORT_BINS) * sizeof(int32_t); }
-
 // The tokens 0 .. N-1 by raw[token] - begin (raw (N), device memory; N < 2^31), those outside 0 .. range-1 last with the key `range`. scratch:
-// sort_bytes(N), 16-byte aligned; the result lies in it.
+// scratch_sort_bytes(N), 16-byte aligned; the result lies in it.
 static Sorted sort_tokens(CudaDevice *device, void *scratch, const int32_t *raw, int64_t begin, int32_t range, int64_t N) {
     int32_t *keys[2] = {(int32_t *)scratch, (int32_t *)scratch + 2 * N}, *tokens[2] = {keys[0] + N, keys[1] + N}, *counts = keys[0] + 4 * N;
-    const int64_t blocks = sort_blocks_(N);
+    const int64_t blocks = scratch_sort_blocks(N);
     const LaunchShape tiles = {(unsigned)blocks, SORT_BINS};
     SortInput in = {nullptr, nullptr, raw, begin, range};
     int to = 0;
