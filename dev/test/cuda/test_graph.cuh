@@ -45,7 +45,7 @@ static void graph_head_inputs_(Compare *t, const GraphHead &h, int step) {
 static void graph_head_ops_(Device *d, const GraphHead &h, bool accumulate) {
     StepState *state = h.state.at[1];
     const Dropout dropout = {&state->dropout_key, 3, rng_dropout_threshold(0.3), h.token[1]};
-    const Buffer none = {nullptr, DTYPE_F32};
+    const Buffer none = {};
     d->residual_forward(d, h.x[1], h.in[1], h.branch[1], &dropout, h.N, h.C);
     for (int64_t n = 0; n < h.N; n += h.CHUNK) {
         const int64_t count = std::min<int64_t>(h.CHUNK, h.N - n);
