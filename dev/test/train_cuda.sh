@@ -77,10 +77,11 @@ refused "graph.*cpu" --graph on --device cpu
 tiny=(--vocab 101 --seq 16 --micro-batch 1 --global-batch 2 --layers 1 --channels 32 --heads 2 --lr 3e-3 --schedule constant --steps 3 --train "$dir/train.bin" --keep 9)
 # saves NAME RANKS "SIMCU_STREAMS..." FLAG...: the first order saves every second step, the others every step
 saves() {
-    local name=$1 count=$2 orders=$3 every=2 order step differ
+    local name=$1 count=$2 orders=$3 every=2 order step differ closed=()
     shift 3
     rm -rf "$dir/waited"
-    ranks "$count" "$sim" "${tiny[@]}" "$@" --out "$dir/waited" --save-every 1 --async-save off || bad "saves $name: exit $?: $(head -3 "$dir/stderr")"
+    [ "$count" -gt 1 ] || closed=(env SIMCU_PROTECT=1) # the thread that writes must not read it
+    ranks "$count" "${closed[@]}" "$sim" "${tiny[@]}" "$@" --out "$dir/waited" --save-every 1 --async-save off || bad "saves $name: exit $?: $(head -3 "$dir/stderr")"
     for order in $orders; do
         rm -rf "$dir/copied"
         SIMCU_STREAMS=$order ranks "$count" "$sim" "${tiny[@]}" "$@" --out "$dir/copied" --save-every $every
@@ -99,12 +100,13 @@ if [ "$quick" = --moves ] || [ "$quick" = --saves ] || [ "$quick" = "" ]; then
     saves "1 rank, bf16" 1 "fwd 3" --precision bf16
     saves "zero 1, bf16" 2 "rev" --precision bf16 --zero 1
     saves "zero 3" 2 "5" --zero 3
-    # a disk that is full is told a few steps later, and leaves what was there
-    rm -rf "$dir/full"
-    LD_PRELOAD="$PWD/build/shim_io.so" SHIM_PATH=step_00000003.tmp SHIM_CALL=write SHIM_AT=1 SHIM_ERROR=28 "$sim" "${tiny[@]}" --steps 9 --out "$dir/full" --save-every 1 >"$dir/stdout" 2>"$dir/stderr" </dev/null
-    status=$?
-    [ $status -eq 5 ] && grep -q '^train_gpt: .*step_00000003.tmp.*No space left' "$dir/stderr" && [ "$(ls "$dir/full" | grep -c step_)" -eq 2 ] && build/compare_checkpoints "$dir/full/step_00000002" "$dir/full/step_00000002" >/dev/null
-    verdict $? "a write that fails: exit $status, $(head -1 "$dir/stderr" | cut -c1-100), left: $(ls "$dir/full" | grep step_ | tr '\n' ' ')"
+    # a disk that is full is told some steps later, not at the next save, and leaves what was there
+    LD_PRELOAD="$PWD/build/shim_io.so" SHIM_PATH=step_00000005.tmp SHIM_CALL=write SHIM_AT=1 SHIM_ERROR=28 "$sim" "${tiny[@]}" --steps 10 --save-every 5 \
+        --out "$dir/copied" --resume auto >"$dir/stdout" 2>"$dir/stderr" </dev/null
+    status=$? last=$(field "$dir/copied" loss | wc -l)
+    [ $status -eq 5 ] && grep -q '^train_gpt: .*step_00000005.tmp.*No space left' "$dir/stderr" && [ "$last" -ge 6 ] && [ "$last" -le 9 ] &&
+        [ "$(ls -d "$dir"/copied/step_*)" = "$(printf "$dir/copied/step_0000000%d\n" 2 3)" ] && build/compare_checkpoints "$dir/copied/step_00000003" "$dir/waited/step_00000003" >/dev/null
+    verdict $? "a write that fails: exit $status after step $last, $(head -1 "$dir/stderr" | sed 's/.*step_/step_/' | cut -c1-80), left: $(ls "$dir/copied" | grep step_ | tr '\n' ' ')"
 fi
 [ "$quick" != --saves ] || { tally && exit 0 || exit 1; }
 
