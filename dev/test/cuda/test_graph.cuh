@@ -71,7 +71,7 @@ static void graph_same_(Compare *t) {
     compare_case(t, "five steps of two micro-batches");
     Device *d = t->device[1];
     const GraphHead with = graph_head_(t), without = graph_head_(t);
-    for (Both GraphHead::*input : {&GraphHead::branch, &GraphHead::weight, &GraphHead::bias, &GraphHead::token}) {
+    for (const auto input : {&GraphHead::branch, &GraphHead::weight, &GraphHead::bias, &GraphHead::token}) {
         const Both &from = without.*input, &to = with.*input;
         std::vector<uint8_t> bytes((size_t)from.n * 4);
         d->copy_out(d, bytes.data(), from[1].data, bytes.size());
@@ -87,7 +87,7 @@ static void graph_same_(Compare *t) {
             launches[graphs] = d->kernel_launches(d) - before;
         }
         compare_record(t, "graphs: kernels more or less than without", fabs((double)(launches[1] - launches[0])), 0);
-        for (Both GraphHead::*output : {&GraphHead::x, &GraphHead::losses, &GraphHead::dx, &GraphHead::dweight, &GraphHead::dbias})
+        for (const auto output : {&GraphHead::x, &GraphHead::losses, &GraphHead::dx, &GraphHead::dweight, &GraphHead::dbias})
             compare_same(t, "graphs: values that differ", (with.*output)[1], (without.*output)[1], (with.*output).n);
         const double sums[2] = {state_read(t, without.state, 1).loss_sum, state_read(t, with.state, 1).loss_sum};
         compare_check(t, "graphs: the sum of losses", sums[0] == sums[1] && sums[0] > 0);
