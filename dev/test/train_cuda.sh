@@ -68,9 +68,9 @@ refused 'on a device' --layers 100 --channels 65536 --heads 512
 
 # checked FORM: training, a validation and a checkpoint in that form, on one rank in bf16 and on two; the CPU goes on from there
 checked() {
-    local form=$1 apart
+    local form=$1 apart sim=$sim$1
     # shellcheck disable=SC2086
-    run 1 "$dir/sim16" "$sim$form" ${model[gpt2]} --precision bf16 && apart=$(close "$(losses "$dir/sim16")" "$(losses "$dir/cpu16")" 2e-3)
+    run 1 "$dir/sim16" "$sim" ${model[gpt2]} --precision bf16 && apart=$(close "$(losses "$dir/sim16")" "$(losses "$dir/cpu16")" 2e-3)
     verdict $? "form $form: gpt2 bf16, 1 rank: losses $apart"
     same "zero 2, form $form" 2 llama --zero 2
     # shellcheck disable=SC2086
