@@ -74,7 +74,7 @@ checked() {
     verdict $? "form $form: gpt2 bf16, 1 rank: losses $apart"
     same "zero 2, form $form" 2 llama --zero 2
     # shellcheck disable=SC2086
-    ranks 1 ./train_gpt "${common[@]}" ${model[llama]} --out "$dir/sim" --resume auto --steps 3 && [ "$(field "$dir/sim" step | tail -n 1)" = 3 ]
+    ranks 1 ./train_gpt "${common[@]}" ${model[llama]} --out "$dir/sim" --resume auto --steps 3 && [ "$(field "$dir/sim" loss | wc -l)" -eq 3 ]
     verdict $? "form $form: the CPU goes on from its checkpoint"
 }
 if [ "$quick" = --checked ]; then
