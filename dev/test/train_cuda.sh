@@ -97,10 +97,10 @@ for kind in gpt2 llama; do
     run 1 "$dir/$kind" ./train_gpt ${model[$kind]} || tally || exit 1
     same "1 rank" 1 $kind
 done
+[ "$quick" = --moves ] || same "pp 2, interleaved" 2 gpt2 --pp 2 --pp-schedule interleaved --virtual-stages 2
 if [ "$quick" = --quick ]; then tally && exit 0 || exit 1; fi
 if [ "$quick" != --moves ]; then
     same "tp 2 sp" 2 llama --tp 2 --sp on
-    same "pp 2, interleaved" 2 gpt2 --pp 2 --pp-schedule interleaved --virtual-stages 2
     same "zero 1" 2 gpt2 --zero 1
     same "zero 2" 2 llama --zero 2
     same "zero 3" 2 gpt2 --zero 3
