@@ -154,8 +154,8 @@ SIM_WARN := -Wall -Wextra -Wno-enum-compare -Wno-unknown-pragmas -Wno-unused-par
 SIM_KERNELS := $(NCCL_DEFINE) -std=c++17 -g -x c++ -fno-strict-aliasing -fstack-clash-protection $(SIM_WARN) $(SIM_INCLUDES)
 SIM_RUNTIME := -std=c++17 -O2 -g $(SIM_WARN) -Wno-cast-function-type $(SIM_INCLUDES)
 SIM_fast := -O2
-SIM_asan := -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
-SIM_race := -O1 -fsanitize=thread --param tsan-instrument-func-entry-exit=0
+SIM_asan := -O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+SIM_race := -O1 -g1 -fsanitize=thread --param tsan-instrument-func-entry-exit=0
 SIM_LINK_fast :=
 SIM_LINK_asan := $(SIM_asan)
 SIM_LINK_race :=

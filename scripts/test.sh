@@ -119,8 +119,9 @@ beside() {
     logs=$(mktemp -d)
     export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
     for command in "$@"; do
-        bash -c "$command" >"$logs/$((i++))" 2>&1 &
+        bash -c "$command" >"$logs/$i" 2>&1 &
         jobs+=($!)
+        i=$((i + 1))
     done
     for i in "${!jobs[@]}"; do
         wait "${jobs[$i]}" || { status=1; echo "FAILED: ${*:i+1:1}"; }

@@ -76,7 +76,7 @@ static __device__ __forceinline__ void adamw_update_unit(T *param, float *master
 }
 
 // param (flat), master, m, v (flat) from grad (flat), all indexed by the segments; with T float, master is param itself. Grid: strides over tiles
-// of 2048 elements of the segments. Shared: 16 bytes; 68 registers. Bytes per parameter: 16 read, 12 written, and 2 written in bf16. Expected share
+// of 2048 elements of the segments. Shared: 16 bytes; 62 registers. Bytes per parameter: 16 read, 12 written, and 2 written in bf16. Expected share
 // of HBM bandwidth 88%; not measured on a device yet.
 template <class T>
 __global__ void __launch_bounds__(SEGMENT_THREADS, ADAMW_BLOCKS)
