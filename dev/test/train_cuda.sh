@@ -68,8 +68,8 @@ refused 'on a device' --layers 100 --channels 65536 --heads 512
 refused "graph.*pack varlen" --graph on --pack varlen --dry-run
 refused "graph.*pack fit" --graph on --pack fit --eot 0
 refused "graph.*tp 2" --graph on --tp 2 --world 2 --dry-run
-refused "graph.*zero 2" --graph on --zero 2
-refused "graph.*zero 3" --graph on --zero 3 --dry-run
+refused "graph.*zero 2" --graph on --zero 2 --dry-run
+refused "graph.*zero 3" --graph on --zero 3
 refused "graph.*cpu" --graph on --device cpu
 [ "$quick" != --refused ] || { tally && exit 0 || exit 1; }
 
