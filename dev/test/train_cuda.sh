@@ -65,7 +65,7 @@ refused() {
 refused 'multiple of 16' --layers 1 --channels 40 --heads 5 --precision bf16
 refused 'multiple of 16' --layers 1 --channels 40 --heads 5 --precision bf16 --dry-run
 refused 'on a device' --layers 100 --channels 65536 --heads 512
-refused "graph.*pack varlen" --graph on --pack varlen --dry-run
+refused "graph.*pack varlen" --graph on --pack varlen --eot 0 --dry-run
 refused "graph.*pack fit" --graph on --pack fit --eot 0
 refused "graph.*tp 2" --graph on --tp 2 --world 2 --dry-run
 refused "graph.*zero 2" --graph on --zero 2 --dry-run
