@@ -40,6 +40,7 @@ batch=(--seq 128 --micro-batch 4 --global-batch 4)
 beside "gpt2, fp32" 1 "${gpt2[@]}" "${batch[@]}"
 beside "gpt2, bf16" 1 "${gpt2[@]}" "${batch[@]}" --precision bf16
 beside "gpt2, odd width" 1 --layers 1 --channels 60 --heads 4 --seq 24 --micro-batch 2 --global-batch 2
+beside "gpt2, narrow, many tokens" 1 --layers 1 --channels 8 --heads 1 --seq 256 --micro-batch 8 --global-batch 8
 beside "llama, bf16, wide" 1 --layers 1 --channels 1024 --heads 16 --norm rmsnorm --position rope --activation swiglu --bias off --seq 16 --micro-batch 1 --global-batch 1 --precision bf16
 beside "llama, qk-norm" 1 "${llama[@]}" --seq 32 --micro-batch 4 --global-batch 4
 batch=(--seq 64 --micro-batch 2 --global-batch 4)

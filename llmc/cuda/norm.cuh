@@ -238,7 +238,7 @@ static void cuda_residual_forward(Device *device, Buffer out, Buffer in, Buffer 
 // As many blocks as the device holds at once share the rows; a thread keeps the weight gradients of its columns in registers over all of its rows.
 // Each block writes them to scratch in the end, and columns_finish_kernel adds the blocks. dx may overwrite dout.
 
-static_assert(NORM_BACKWARD_WARPS == COLUMNS_WARPS, "blocks add their warps' sums as those of columns do");
+static_assert((int)NORM_BACKWARD_WARPS == (int)COLUMNS_WARPS, "blocks add their warps' sums as those of columns do");
 
 template <class T> struct NormBackward {
     T *dx;                   // (N, C)
