@@ -104,12 +104,12 @@ run_bench() {
     part bench 120 env TRAIN_GPT_ALGORITHMS="$work/algorithms" "$bin/bench_cuda" --json "$work/bench.json"
     table "Times of ops" "$work/bench.txt"
     [ -s "$work/algorithms" ] || return
-    awk 'NR > 1 && $15 > 0 { n[$7 > 0 ? "padded" : $9, $15]++ }
+    awk 'NR > 1 && $16 > 0 { n[$10, $16]++ }
         END {
-            name[160] = "GELU_AUX"; name[164] = "GELU_AUX_BIAS"; name[192] = "DGELU"; name[512] = "BGRADB"; name["padded"] = "padded rows"
+            name[160] = "GELU_AUX"; name[164] = "GELU_AUX_BIAS"; name[192] = "DGELU"; name[512] = "BGRADB"
             for (e in name) if (n[e, 1] + n[e, 2] > 0) printf "%-14s taken in %d shapes, not in %d\n", name[e], n[e, 1], n[e, 2]
         }' "$work/algorithms" >"$work/fusion.txt"
-    table "Epilogues and padded operands of cuBLASLt that won against the plain way" "$work/fusion.txt"
+    table "Epilogues of cuBLASLt that won against the plain way" "$work/fusion.txt"
 }
 
 # NAME LIMIT STEPS MEGABYTES FLAGS...: training on random tokens; medians of the steps behind the first five.
@@ -120,7 +120,7 @@ run_train() {
     [ -s "$work/tokens.bin" ] || { skip "$name" "no tokens: make_tokens failed"; return; }
     memory=$(nvidia-smi --query-gpu=memory.free --format=csv,noheader,nounits -i 0)
     [ "${memory:-0}" -ge "$megabytes" ] || { skip "$name" "wants $megabytes MiB of device memory, $memory are free"; return; }
-    part "$name" "$limit" "$bin/train_gptcu" --device cuda --train "$work/tokens.bin" --seq 1024 --precision bf16 --steps "$steps" --save-every 0 --out "$out" "$@"
+    part "$name" "$limit" "$bin/train_gptcu" --device cuda --train "$work/tokens.bin" --seq 1024 --precision bf16 --steps "$steps" --save-every 0 --trace 11:14 --out "$out" "$@"
     [ -s "$out/log.jsonl" ] || return
     {
         echo "train_gptcu --device cuda --seq 1024 --precision bf16 $*"
@@ -134,6 +134,7 @@ run_train() {
                 printf "loss of step %d: %s\n", last, loss
                 if (n > 0) printf "median of %d steps: %.1f ms, %.0f tokens/s, MFU %.3f\n", n, median(ms, n), median(tokens, n), median(mfu, n)
             }'
+        tr '\r' '\n' <"$work/$name.txt" | grep '^ms a step\|^memory, MB'
     } >"$work/$name-summary.txt"
     cat "$work/$name-summary.txt"
     table "Training: $name" "$work/$name-summary.txt"
