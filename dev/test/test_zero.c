@@ -229,7 +229,7 @@ static void test_ranks(Comm *comm) {
             const ModelConfig config = switches_config(bits);
             Model model = model_create(&config);
             const int turn = bits / 3 + k;
-            const ZeroConfig settings = {turn % 2 ? DTYPE_BF16 : DTYPE_F32, turn / 2 % 2, turn / 4 % 2, bucket_bytes[turn / 8 % 4], false};
+            const ZeroConfig settings = {turn % 2 ? DTYPE_BF16 : DTYPE_F32, turn / 2 % 2, turn / 4 % 2, bucket_bytes[turn / 8 % 4], false, false};
             int64_t counted_sum = 0;
             for (int tp = 0; tp < c->tp * c->pp; tp++) { // members of a shard group one after the other: their pieces follow each other
                 for (int d = 0; d < c->dp; d++) {
@@ -306,7 +306,7 @@ static void test_big(void) {
                       names[k]);
                 if (k >= 3) check(offset[model.count - 1] > (int64_t)1 << 32, "%s: the last offset passes 2^32", names[k]);
                 for (int bf16 = 0; bf16 < 2; bf16++) {
-                    const ZeroConfig settings = {bf16 ? DTYPE_BF16 : DTYPE_F32, true, false, 25e6, false};
+                    const ZeroConfig settings = {bf16 ? DTYPE_BF16 : DTYPE_F32, true, false, 25e6, false, false};
                     const ZeroBytes b = zero_bytes(&model, &layout, &settings);
                     const double sum = (double)b.param_bytes + (double)b.master_bytes + (double)b.grad_bytes + (double)b.optim_bytes;
                     worst = fmax(worst, fabs(sum / parameters / per_parameter(stage, bf16, n) - 1));

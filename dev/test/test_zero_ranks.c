@@ -244,7 +244,7 @@ static void run(Comm *comm, const Case *c, uint64_t bits, uint64_t late) {
     }
     free(members);
     const double sizes[] = {1, 4000, 1e9};
-    const ZeroConfig settings = {bits >> 4 & 1 ? DTYPE_BF16 : DTYPE_F32, bits >> 5 & 1, bits >> 6 & 1, sizes[(bits >> 7) % 3], false};
+    const ZeroConfig settings = {bits >> 4 & 1 ? DTYPE_BF16 : DTYPE_F32, bits >> 5 & 1, bits >> 6 & 1, sizes[(bits >> 7) % 3], false, false};
     job.zero = zero_create(&job.device, comm, job.groups, &job.model, &job.layout, &settings);
     snprintf(job.text, sizeof job.text,
              "tp %d pp %d V %d zero %d group %d sp %d kv %d, %s, overlap %d, wires %s, bucket %g, tied %d, late %d, rank %d", c->tp, c->pp, c->V,
