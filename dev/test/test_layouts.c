@@ -117,7 +117,7 @@ static void spread_parameters(Trainer *t) {
     for (int i = 0; i < t->model.count; i++) {
         const Tensor *tensor = &t->model.tensors[i];
         const ZeroPiece piece = zero_piece(&t->zero, i);
-        const Buffer to = buffer_at(full_precision(t, tensor->unit), piece.at);
+        const Buffer to = buffer_at(zero_exact(&t->zero, tensor->unit), piece.at);
         const double scale = tensor->init != INIT_NORMAL ? 0.3 : tensor->unit == 0 ? 0.5 : 1.5 / sqrt((double)tensor->shape[1]);
         for (int64_t at = piece.from, run; at < piece.to; at += run) {
             const int64_t element = layout_global_element(tensor, &t->zero.part[i], at, piece.to - at, &run);
@@ -137,7 +137,7 @@ static void whole_parameter(Trainer *t, int i, float *whole) {
     const ZeroPiece piece = zero_piece(&t->zero, i);
     memset(whole, 0, (size_t)tensor->elements * sizeof *whole);
     if (part->counts && t->layout.replica == 0) {
-        const float *own = buffer_at(full_precision(t, tensor->unit), piece.at).data;
+        const float *own = buffer_at(zero_exact(&t->zero, tensor->unit), piece.at).data;
         for (int64_t at = piece.from, run; at < piece.to; at += run) {
             const int64_t element = layout_global_element(tensor, part, at, piece.to - at, &run);
             memcpy(whole + element, own + at - piece.from, (size_t)run * sizeof *whole);
@@ -173,7 +173,7 @@ static void check_copies(Trainer *t, const char *name, float *parameters) {
         whole_parameter(t, i, parameters);
         const ZeroPiece piece = zero_piece(&t->zero, i);
         const ZeroShard shard = zero_shard(&t->zero, t->model.tensors[i].unit);
-        wrong += differing(t, i, piece.from, piece.to, buffer_at(full_precision(t, t->model.tensors[i].unit), piece.at), parameters, 0);
+        wrong += differing(t, i, piece.from, piece.to, buffer_at(zero_exact(&t->zero, t->model.tensors[i].unit), piece.at), parameters, 0);
         const double relative = t->dtype == DTYPE_F32 ? 0 : 0x1p-8;
         if (t->layout.zero == 3) {
             wrong += differing(t, i, piece.from, piece.to, buffer_at(shard.param, piece.at), parameters, relative);
@@ -357,7 +357,7 @@ static float *row_norms(Trainer *t, const Data *data) {
         step_begin(t, 1);
         accumulate_gradients(t, &row);
         for (int i = 0; i < t->model.count; i++) {
-            float *whole = whole_tensor(t, i, true);
+            float *whole = state_whole(&t->zero, i, true);
             sums[i] += (float)gradient_norm(whole, t->model.tensors[i].elements);
             free(whole);
         }
@@ -395,7 +395,7 @@ static Outcome run_case(Comm *comm, const Case *c, int global_batch, uint64_t la
         accumulate_gradients(t, &batch);
         float *to = outcome.gradient;
         for (int i = 0; step == 1 && i < t->model.count; to += t->model.tensors[i++].elements) {
-            float *whole = whole_tensor(t, i, true);
+            float *whole = state_whole(&t->zero, i, true);
             memcpy(to, whole, (size_t)t->model.tensors[i].elements * sizeof *whole);
             free(whole);
         }
