@@ -166,11 +166,12 @@ shell build-sim with_cuda headers make -s -j"$jobs" sim sim-tests {test,train}_g
 shell cuda-headers with_cuda headers make -s -j"$jobs" cuda-headers
 shell sim-test with_cuda headers dev/cudasim/test.sh
 shell test_gptcu_sim-orders with_cuda headers beside "'SIMCU_SEED=0 SIMCU_STREAMS=fwd ./test_gptcu_sim' 'SIMCU_SEED=1 SIMCU_STREAMS=1 SIMCU_SMS=3 ./test_gptcu_sim'"
-# Device memory closed to the host is dear, and wanted where C code, which no compiler instruments, might touch it: the race form sees what C++ does.
-shell test_gptcu_sim-protect with_cuda headers beside "'SIMCU_SEED=2 SIMCU_STREAMS=2 ./test_gptcu_sim' 'SIMCU_PROTECT=1 ./test_gptcu_sim memory step_small'"
-# the slow forms: attention and whole steps in their short forms
-families=$(cd dev/test/cuda && ls test_*.cuh | sed 's/^test_//; s/\.cuh$//; s/^attention$/attention_small/; s/^step$/step_small/' | tr '\n' ' ')
-shell test_gptcu_sim_asan+race with_cuda headers beside "'ASAN_OPTIONS=detect_leaks=0 ./test_gptcu_sim_asan' './test_gptcu_sim_race $families'"
+# Device memory that is closed to the host is dear: the race form sees what C++ does, and the trainer's C code runs with it below.
+shell test_gptcu_sim-protect with_cuda headers beside "'SIMCU_SEED=2 SIMCU_STREAMS=2 ./test_gptcu_sim' 'SIMCU_PROTECT=1 ./test_gptcu_sim memory cast'"
+# slow forms: whole steps are short ones, under the race checker attention too
+families=$(cd dev/test/cuda && ls test_*.cuh | sed 's/^test_//; s/\.cuh$//; s/^step$/step_small/' | tr '\n' ' ')
+shell test_gptcu_sim_asan+race with_cuda headers \
+    beside "'ASAN_OPTIONS=detect_leaks=0 ./test_gptcu_sim_asan $families' './test_gptcu_sim_race ${families/attention/attention_small}'"
 shell train_gptcu_sim-checked with_cuda headers dev/test/train_cuda.sh --checked
 
 heading "the CUDA device, compiled for GPUs"
