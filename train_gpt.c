@@ -70,7 +70,7 @@ static void publish_parameters(Trainer *t, bool round) {
     for (int u = 0; u < t->model.units; u++) {
         if (t->zero.range[u].count == 0) continue;
         const ZeroShard shard = zero_shard(&t->zero, u);
-        if (round && t->dtype != DTYPE_F32) t->device.cast(&t->device, shard.param, shard.master, shard.count);
+        if (round && shard.master.data != NULL) t->device.cast(&t->device, shard.param, shard.master, shard.count);
         zero_publish(&t->zero, u);
     }
     zero_publish_finish(&t->zero);
@@ -658,7 +658,7 @@ static void sum_scalars(Trainer *t) {
 static void step_end(Trainer *t, int64_t step) {
     Device *d = &t->device;
     Zero *zero = &t->zero;
-    const AdamW config = optimizer_config(t->options);
+    AdamW config = optimizer_config(t->options);
     trace_begin(&t->trace, "update", -1, -1);
     for (int u = 0; u < t->model.units; u++) {
         if (zero->range[u].count == 0) continue;
@@ -671,6 +671,7 @@ static void step_end(Trainer *t, int64_t step) {
     for (int u = 0; u < t->model.units; u++) {
         if (zero->range[u].count == 0) continue;
         const ZeroShard shard = zero_shard(zero, u);
+        config.rounding = (Rounding){rng_round_key((uint64_t)t->options->seed, (uint64_t)step), (uint64_t)u, shard.first};
         d->adamw(d, t->state, shard.param, shard.master, shard.adam_m, shard.adam_v, shard.grad, shard.segments, shard.segment_count, config);
         zero_publish(zero, u);
         comm_progress(t->comm);

@@ -400,7 +400,7 @@ static void bench_optimizer(Bench *b) {
         d->copy_in(d, state, &host, sizeof host);
         const Buffer param = bench_random(b, n, DTYPE_BF16, 1), master = wide(), m = wide(),
                      v = buffer_of(bench_alloc(b, (size_t)n * 4), DTYPE_F32), grad = wide();
-        const AdamW config = {0.9, 0.95, 1e-8, 0.1};
+        const AdamW config = {0.9, 0.95, 1e-8, 0.1, {}};
         bench_row(b, "adamw", shape, BENCH_BYTES, 30.0 * (double)n, [&] { d->adamw(d, state, param, master, m, v, grad, segments, 2, config); });
         bench_release(b);
     }

@@ -78,8 +78,16 @@ typedef struct {
     bool decay;           // weight decay applies
 } Segment;
 
+// Where stochastic rounding draws its numbers (rng.h): by the place of a parameter, the same however its unit is divided into shards.
+typedef struct {
+    uint64_t key;  // rng_round_key(seed, step)
+    uint64_t unit; // of the model
+    int64_t first; // place in the unit of the buffers' element 0, a multiple of 8
+} Rounding;
+
 typedef struct {
     double beta1, beta2, eps, weight_decay;
+    Rounding rounding; // where param is BF16 without a master
 } AdamW;
 
 enum { DEVICE_SLOTS = 2 };
@@ -225,7 +233,8 @@ struct Device {
     // grad_norm, clip_coefficient (clip 0 = off), skip; advances optimizer_steps unless skipped
     void (*step_decide)(Device *device, StepState *state, double clip);
     // AdamW (Loshchilov & Hutter 2019) on a flat shard, gradients scaled by clip_coefficient; nothing when state->skip.
-    // param (F32 or BF16) and master (F32, absent when param is F32), m, v, grad F32: indexed by the segments
+    // param (F32 or BF16) and master (F32, absent when param is F32), m, v, grad F32: indexed by the segments. BF16 without a master: the update is
+    // rounded at random
     void (*adamw)(Device *device, const StepState *state, Buffer param, Buffer master, Buffer m, Buffer v, Buffer grad, const Segment *segments,
                   int64_t count, AdamW config);
 };

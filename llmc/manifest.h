@@ -246,16 +246,19 @@ static inline json_t *checkpoint_flags_json(const Options *options) {
 // data position means, so that going on from it would train on other sequences than the run would have.
 static inline bool checkpoint_flags_check(const char *where, const json_t *flags, const Options *options, const int *which, int count,
                                           Error *error) {
-    for (int i = 0; i < count; i++) {
-        char buffer[64];
+    Options defaults; // of a flag that did not exist yet
+    bool good = true;
+    options_defaults(&defaults);
+    for (int i = 0; good && i < count; i++) {
+        char buffer[64], fallback[64];
         const char *flag = options_rows()[which[i]].flag, *want = options_text(options, which[i], buffer);
         const char *got = json_string_value(json_object_get(flags, flag));
-        if (strcmp(got != NULL ? got : "", want) != 0) {
-            return fail(error, CODE_USAGE, "--%s: got '%.200s', the checkpoint %s was made with '%.200s'", flag, want, where,
-                        got != NULL ? got : "");
-        }
+        if (got == NULL) got = options_text(&defaults, which[i], fallback);
+        if (strcmp(got, want) == 0) continue;
+        good = fail(error, CODE_USAGE, "--%s: got '%.200s', the checkpoint %s was made with '%.200s'", flag, want, where, got);
     }
-    return true;
+    options_free(&defaults);
+    return good;
 }
 
 // Refuses other token files than the checkpoint's: number, order and sizes; the paths may have moved.

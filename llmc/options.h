@@ -88,7 +88,9 @@
     X(REAL, clip, "clip", "1", 0, 1e9, "largest global norm of the gradient; larger ones are scaled down (0 = off)")                               \
     X(INT, bad_steps, "bad-steps", "10", 1, 1e9, "stop (exit 4) after so many steps in a row with a non-finite loss or norm")                      \
     S("precision")                                                                                                                                 \
-    X(CHOICE, precision, "precision", "fp32", 0, "fp32|bf16", "storage of weights and activations (bf16 keeps fp32 master weights and gradients)") \
+    X(CHOICE, precision, "precision", "fp32", 0, "fp32|bf16", "storage of weights and activations (gradients and the optimizer's state are fp32)") \
+    X(CHOICE, master, "master", "fp32", 0, "fp32|none",                                                                                            \
+      "exact copy of bf16 weights; none: they are all there is, and updates are rounded at random")                                                \
     X(CHOICE, grad_reduce, "grad-reduce", "fp32", 0, "fp32|bf16", "format in which gradients travel between ranks (sums are fp32)")                \
     S("parallel")                                                                                                                                  \
     X(INT, tp, "tp", "1", 1, 1048576, "tensor parallel: ranks that share every layer (neighbours: keep them on one host)")                         \
@@ -160,6 +162,7 @@ enum { PACK_NONE, PACK_VARLEN, PACK_FIT };
 enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_WSD, SCHEDULE_CONSTANT };
 enum { DEVICE_CPU, DEVICE_CUDA };
 enum { PRECISION_FP32, PRECISION_BF16 };
+enum { MASTER_FP32, MASTER_NONE };
 enum { GRAD_REDUCE_FP32, GRAD_REDUCE_BF16 };
 
 enum { OPTIONS_AUTO = -1 }; // an AUTO field that holds no number

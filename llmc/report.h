@@ -50,7 +50,10 @@ static inline void report_begin(const Setup *setup, const Device *d) {
     char products[64];
     snprintf(products, sizeof products, "%d threads, matrix products by %s", omp_get_max_threads(), BUILD_BLAS);
     printf("device  %s, %s, %s; %s of memory planned\n", d->name, d->model[0] != '\0' ? d->model : products,
-           o->precision == PRECISION_BF16 ? "bf16 with fp32 master weights" : "fp32", plan_bytes_text((double)facts.total_bytes, memory));
+           o->precision == PRECISION_FP32 ? "fp32"
+           : o->master == MASTER_NONE     ? "bf16, rounded at random"
+                                          : "bf16 with fp32 master weights",
+           plan_bytes_text((double)facts.total_bytes, memory));
     if (o->train != NULL) {
         printf("data    %lld tokens in %lld file%s, %.4g epochs of %lld sequences\n", (long long)setup->train_set.tokens,
                (long long)setup->train_set.count, setup->train_set.count == 1 ? "" : "s", facts.epochs, (long long)plan->train_samples);

@@ -19,7 +19,7 @@ typedef struct {
 } Philox;
 
 // What a stream of numbers is for: part of the key, so that no two uses share numbers.
-enum { RNG_INIT = 1, RNG_DROPOUT = 2, RNG_SAMPLE = 3, RNG_SHUFFLE = 4, RNG_TEST = 5 };
+enum { RNG_INIT = 1, RNG_DROPOUT = 2, RNG_SAMPLE = 3, RNG_SHUFFLE = 4, RNG_TEST = 5, RNG_ROUND = 6 };
 
 RNG_FUNCTION Philox philox(uint64_t key, uint64_t counter_low, uint64_t counter_high) {
     uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
@@ -69,6 +69,19 @@ static inline uint64_t rng_dropout_key(uint64_t seed, uint64_t step) { return rn
 RNG_FUNCTION void rng_dropout_bits(uint64_t key, uint32_t site, uint64_t token, uint32_t channel_group, uint16_t bits[8]) {
     Philox r = philox(key, token, (uint64_t)site << 32 | channel_group);
     for (int i = 0; i < 4; i++) bits[2 * i] = (uint16_t)r.x[i], bits[2 * i + 1] = (uint16_t)(r.x[i] >> 16);
+}
+// Stochastic rounding of parameters to bf16 (Gupta et al. 2015): 16 random bits are added to those that are cut off, so that it rounds up as often
+// as they are near the next number, and small updates add up in expectation. One Philox call serves 8 consecutive elements of a unit's tensors.
+static inline uint64_t rng_round_key(uint64_t seed, uint64_t step) { return rng_mix(rng_key(seed, RNG_ROUND) ^ rng_mix(step)); }
+RNG_FUNCTION void rng_round_bits(uint64_t key, uint64_t unit, uint64_t group, uint16_t bits[8]) {
+    Philox r = philox(key, group, unit);
+    for (int i = 0; i < 4; i++) bits[2 * i] = (uint16_t)r.x[i], bits[2 * i + 1] = (uint16_t)(r.x[i] >> 16);
+}
+// The bf16 of a float, both as their bits. Infinities and NaNs stay what they are.
+RNG_FUNCTION uint16_t rng_round_bf16(uint32_t value, uint16_t random) {
+    const uint32_t magnitude = value & 0x7fffffffu;
+    if (magnitude >= 0x7f800000u) return (uint16_t)(value >> 16 | (magnitude > 0x7f800000u ? 0x40u : 0u));
+    return (uint16_t)((value + random) >> 16);
 }
 // Threshold of 65536 for a drop probability; an element is kept when bits < threshold, and scaled by 65536/threshold.
 static inline uint32_t rng_dropout_threshold(double probability) { return (uint32_t)(65536.0 * (1.0 - probability) + 0.5); }

@@ -144,6 +144,8 @@ static inline bool setup_layout_(Setup *setup, Error *error) {
 
 static inline bool setup_flags(Setup *setup, Error *error) {
     Options *o = &setup->options;
+    if (o->master == MASTER_NONE && o->precision == PRECISION_FP32)
+        return fail(error, CODE_USAGE, "--master none: fp32 weights have no copy to leave out (wanted --precision bf16, or --master fp32)");
     if (o->save_every == OPTIONS_AUTO && o->mtbf == 0) return fail(error, CODE_USAGE, "--save-every auto: wanted --mtbf HOURS with it");
     const bool looks = o->val != NULL || o->prompt != NULL || o->sample_every > 0 || o->export_hf != NULL;
     if (o->steps == 0 && !looks && !o->dry_run) {
@@ -220,11 +222,11 @@ static inline bool setup_find_checkpoint(Setup *setup, Error *error) {
     if (!setup->resumes) return true;
     const CheckpointState *state = &checkpoint->manifest.state;
     // What decides which sequences come next, and how the tensors are stored.
-    const int fixed[] = {OPTION_precision, OPTION_seed, OPTION_shuffle, OPTION_pack, OPTION_seq, OPTION_eot};
+    const int fixed[] = {OPTION_precision, OPTION_master, OPTION_seed, OPTION_shuffle, OPTION_pack, OPTION_seq, OPTION_eot};
     CheckpointDataFile *files = setup_data_files(&setup->train_set);
     const bool trains = o->steps > 0; // only then does the data position matter
     const bool good = checkpoint_model_check(checkpoint->directory, state->model, &setup->config, error) &&
-                      checkpoint_flags_check(checkpoint->directory, state->flags, o, fixed, trains ? 6 : 1, error) &&
+                      checkpoint_flags_check(checkpoint->directory, state->flags, o, fixed, trains ? 7 : 2, error) &&
                       (!trains || checkpoint_data_check(checkpoint->directory, state, files, setup->train_set.count, error));
     free(files);
     setup->start = (LoaderPosition){state->epoch, state->position, state->row};

@@ -11,6 +11,18 @@
 #include "llmc/model_source.h"    // ModelWeights, weights_read, weights_slice
 #include "llmc/zero_comm.h"       // Zero, zero_piece, zero_exact, zero_whole
 
+// values (count), fp32, to where they live, rounded to the nearest where that is bf16.
+static inline void state_put_(const Zero *zero, Buffer to, const float *values, int64_t count) {
+    if (to.dtype == DTYPE_F32) {
+        zero->device->copy_in(zero->device, to.data, values, (size_t)count * sizeof *values);
+        return;
+    }
+    uint16_t *bits = base_new((size_t)count, sizeof *bits);
+    for (int64_t i = 0; i < count; i++) bits[i] = bf16_from_f32(values[i]);
+    zero->device->copy_in(zero->device, to.data, bits, (size_t)count * sizeof *bits);
+    free(bits);
+}
+
 // ----------------------------------------------------------------------------
 // Initial values
 
@@ -44,8 +56,7 @@ static inline uint64_t state_draw(Zero *zero, uint64_t seed) {
                 const int64_t first = slice * SLICE, length = min_i64(SLICE, count - first);
                 hash += state_draw_values_(tensor, part, key, begin + first, length, values + first);
             }
-            const Buffer to = buffer_at(zero_exact(zero, tensor->unit), piece.at + begin - piece.from);
-            zero->device->copy_in(zero->device, to.data, values, (size_t)count * sizeof *values);
+            state_put_(zero, buffer_at(zero_exact(zero, tensor->unit), piece.at + begin - piece.from), values, count);
             comm_progress(zero->comm);
         }
         if (part->counts && zero->layout->replica == 0) sum += hash;
@@ -67,8 +78,7 @@ static inline bool state_read_weights(Zero *zero, ModelWeights *weights, Error *
             const int64_t count = min_i64(PIECE, piece.to - begin);
             good =
                 weights_read(weights, tensor, &zero->part[i], begin, begin + count, values, error) && weights_finite(tensor, values, count, error);
-            const Buffer to = buffer_at(zero_exact(zero, tensor->unit), piece.at + begin - piece.from);
-            if (good) zero->device->copy_in(zero->device, to.data, values, (size_t)count * sizeof *values);
+            if (good) state_put_(zero, buffer_at(zero_exact(zero, tensor->unit), piece.at + begin - piece.from), values, count);
             comm_progress(zero->comm);
         }
         free(values);

@@ -27,7 +27,8 @@ typedef struct {
 
 // What of the flags decides sizes besides the layout.
 typedef struct {
-    Dtype dtype; // of parameters
+    Dtype dtype;    // of parameters
+    bool no_master; // bf16 parameters are all there is: updates are rounded at random
     bool overlap;
     bool reduce_bf16; // gradients travel in bf16
     double bucket_bytes;
@@ -37,6 +38,7 @@ typedef struct {
 
 static inline ZeroConfig zero_config(const Options *o) {
     return (ZeroConfig){.dtype = o->precision == PRECISION_BF16 ? DTYPE_BF16 : DTYPE_F32,
+                        .no_master = o->master == MASTER_NONE,
                         .overlap = o->overlap,
                         .reduce_bf16 = o->grad_reduce == GRAD_REDUCE_BF16,
                         .bucket_bytes = o->bucket_mb * 1e6,
@@ -201,7 +203,7 @@ static inline ZeroBytes zero_bytes(const Model *model, const Layout *layout, con
     int block_slots;
     const size_t slot = (size_t)zero_slot_elements_(model, range, config->overlap, &block_slots);
     ZeroBytes bytes = {.param_bytes = (layout->zero == 3 ? shard : whole) * param_bytes,
-                       .master_bytes = config->dtype == DTYPE_F32 ? 0 : shard * 4,
+                       .master_bytes = config->dtype == DTYPE_F32 || config->no_master ? 0 : shard * 4,
                        .grad_bytes = (layout->zero >= 2 ? shard : whole) * 4,
                        .optim_bytes = shard * 8};
     if (layout->zero == 3) bytes.buffer_bytes += slot * param_bytes;
@@ -233,8 +235,8 @@ static inline ZeroPlace zero_place(const Zero *zero, int unit) {
 // This rank's part of a unit, in every arena.
 typedef struct {
     Buffer param, master, grad, adam_m, adam_v; // (count)
-    int64_t count;
-    const Segment *segments, *counted; // device memory; counted: what enters norms
+    int64_t count, first;                       // elements; place in the unit of the first
+    const Segment *segments, *counted;          // device memory; counted: what enters norms
     int64_t segment_count, counted_count;
 } ZeroShard;
 
@@ -248,16 +250,17 @@ static inline ZeroShard zero_shard(const Zero *zero, int unit) {
                        .adam_m = buffer_at(zero->adam_m, place.shard_begin),
                        .adam_v = buffer_at(zero->adam_v, place.shard_begin),
                        .count = place.count,
+                       .first = place.whole_begin - zero->range[unit].begin,
                        .segments = zero->segments + first,
                        .segment_count = zero->segment_first[unit + 1] - first,
                        .counted = zero->counted + counted,
                        .counted_count = zero->counted_first[unit + 1] - counted};
 }
 
-// Where the exact fp32 values of this rank's shard of a unit live: the parameters themselves, or their master copy.
+// Where the values of this rank's shard of a unit are as exact as they get: the fp32 master copy, where there is one, else the parameters.
 static inline Buffer zero_exact(const Zero *zero, int unit) {
     const ZeroShard shard = zero_shard(zero, unit);
-    return shard.param.dtype == DTYPE_F32 ? shard.param : shard.master;
+    return shard.master.data != NULL ? shard.master : shard.param;
 }
 
 // Elements [from, to) of a tensor's part that this rank's shard holds, and where the first of them is in the shard; empty when from == to.

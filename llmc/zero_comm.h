@@ -250,7 +250,19 @@ static inline void zero_gradients_finish(Zero *zero) {
 }
 
 // ----------------------------------------------------------------------------
-// The whole of a tensor, fp32, on every rank, to be freed by the caller. own: this rank's shard of its unit, in fp32.
+// count values of either type, as fp32 in host memory.
+static inline void zero_read_(Device *device, float *values, Buffer from, int64_t count) {
+    if (from.dtype == DTYPE_F32) {
+        device->copy_out(device, values, from.data, (size_t)count * sizeof *values);
+        return;
+    }
+    uint16_t *bits = base_new((size_t)count, sizeof *bits);
+    device->copy_out(device, bits, from.data, (size_t)count * sizeof *bits);
+    for (int64_t i = 0; i < count; i++) values[i] = bf16_to_f32(bits[i]);
+    free(bits);
+}
+
+// The whole of a tensor, as fp32, on every rank, to be freed by the caller. own: this rank's shard of its unit.
 static inline float *zero_whole(const Zero *zero, int i, Buffer own) {
     const Tensor *tensor = &zero->model->tensors[i];
     const Part *part = &zero->part[i];
@@ -260,7 +272,7 @@ static inline float *zero_whole(const Zero *zero, int i, Buffer own) {
     const bool counts = part->counts && zero->layout->replica == 0;
     for (int64_t at = piece.from, run; counts && at < piece.to; at += run) {
         const int64_t element = layout_global_element(tensor, part, at, piece.to - at, &run);
-        zero->device->copy_out(zero->device, whole + element, buffer_at(own, piece.at + at - piece.from).data, (size_t)run * sizeof *whole);
+        zero_read_(zero->device, whole + element, buffer_at(own, piece.at + at - piece.from), run);
     }
     comm_all_reduce(zero->comm->world, whole, pairs, COMM_I64, COMM_SUM); // of one rank's bits and zeros: exact, also for -0 and NaN
     return whole;

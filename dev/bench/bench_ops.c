@@ -192,7 +192,7 @@ int main(int count, char **arguments) {
     for (int64_t i = 0; i < pieces; i++) segments[i] = (Segment){i * piece, piece, i % 2 == 0};
     const double elements = (double)(pieces * piece);
     StepState state = {.lr = 1e-4, .clip_coefficient = 0.5, .optimizer_steps = 10};
-    const AdamW config = {0.9, 0.95, 1e-8, 0.1};
+    const AdamW config = {.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
     BENCH("four streams read, three written back", 28.0 * (double)P, memory, streams(param.data, m.data, v.data, grad.data, P));
     BENCH("adamw F32 124M", 28 * elements, memory, cpu_adamw(NULL, &state, param, (Buffer){0}, m, v, grad, segments, pieces, config));
     BENCH("grad_squares 124M", 4 * elements, read_memory, cpu_grad_squares(NULL, &state, grad, segments, pieces));

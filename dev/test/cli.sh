@@ -103,6 +103,8 @@ tiny 3 'init-from|nowhere' --init-from "$dir/nowhere"
 tiny 2 '--(micro-batch|seq)' --micro-batch 1048576 --seq 1073741824
 expect 2 'memory.*GiB' --model llama3-405b --vocab 300 --seq 16 --steps 1 --train "$dir/good.bin"
 
+tiny 2 '--master none: fp32' --master none
+tiny 2 '--master.*fp32.none' --precision bf16 --master bf16
 tiny 2 '--save-every.*often.*auto' --save-every often
 tiny 2 '--save-every auto.*--mtbf' --save-every auto --out "$dir/out"
 tiny 2 '--mtbf' --save-every auto --mtbf 0 --out "$dir/out"

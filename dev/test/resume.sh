@@ -71,6 +71,7 @@ accumulated|--micro-batch 1
 varlen|--pack varlen
 fit|--pack fit --seq 64
 bf16|--precision bf16
+rounded|--precision bf16 --master none --dropout 0.1
 dropout|--dropout 0.1 --micro-batch 2
 llama|--norm rmsnorm --position rope --activation swiglu --bias off --tied off --qk-norm on --kv-heads 2
 clipped|--clip 0.1

@@ -128,7 +128,8 @@ static void test_threads(Dtype dtype) {
         for (int step = 1; step <= 3; step++) {
             fill_grad(a.grad, step);
             state.optimizer_steps = step;
-            cpu_adamw(NULL, &state, a.param, a.master, a.m, a.v, a.grad, segments, SEGMENTS, (AdamW){0.9, 0.999, 1e-8, 0.1});
+            cpu_adamw(NULL, &state, a.param, a.master, a.m, a.v, a.grad, segments, SEGMENTS,
+                      (AdamW){.beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1});
         }
         StepState sums = {0};
         cpu_grad_squares(NULL, &sums, a.grad, segments, SEGMENTS);
@@ -143,6 +144,63 @@ static void test_threads(Dtype dtype) {
     }
     omp_set_num_threads(most);
     arenas_free(&first);
+}
+
+// bf16 parameters without a master: every one becomes one of the two neighbours of the exact result, by the numbers of its place in the unit;
+// updates of a tenth of what lies between two bf16 add up; neither threads nor shards change a bit.
+static void test_random_rounding(void) {
+    enum { N = 40000, CUT = 12344, FIRST = 4096 };
+    const Segment all[] = {{0, N, false}}, after[] = {{0, N - CUT, false}};
+    const AdamW config = {.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .rounding = {.key = rng_round_key(3, 7), .unit = 2, .first = FIRST}};
+    Buffer param[4], exact = ops_new(N, DTYPE_F32), grad = ops_new(N, DTYPE_F32), m[4], v[4];
+    for (int k = 0; k < 4; k++) param[k] = ops_new(N, DTYPE_BF16), m[k] = ops_new(N, DTYPE_F32), v[k] = ops_new(N, DTYPE_F32);
+    for (int64_t i = 0; i < N; i++) {
+        const double value = i % 3 == 0 ? 1.0 : i % 3 == 1 ? -1.0 : 1.5; // 2^-7 between two bf16
+        for (int k = 0; k < 4; k++) ops_set(param[k], i, value);
+        ops_set(exact, i, value), ops_set(grad, i, 1.0);
+    }
+    const StepState state = {.lr = 0.1 * 0x1p-7, .clip_coefficient = 1, .optimizer_steps = 1};
+    Buffer m_exact = ops_new(N, DTYPE_F32), v_exact = ops_new(N, DTYPE_F32), none = {0};
+    cpu_adamw(NULL, &state, exact, none, m_exact, v_exact, grad, all, 1, config);
+    cpu_adamw(NULL, &state, param[0], none, m[0], v[0], grad, all, 1, config);
+    int64_t wrong = 0, moved = 0;
+    double sum = 0;
+    for (int64_t i = 0; i < N; i++) {
+        const double got = ops_at(param[0], i), want = ops_at(exact, i);
+        uint16_t random[8];
+        rng_round_bits(config.rounding.key, 2, (uint64_t)(FIRST + i) / 8, random);
+        const float value = (float)want;
+        uint32_t bits;
+        memcpy(&bits, &value, sizeof bits);
+        wrong += got != (double)bf16_to_f32(rng_round_bf16(bits, random[(FIRST + i) % 8])) || !(fabs(got - want) < 0x1p-7);
+        moved += got != (i % 3 == 0 ? 1.0 : i % 3 == 1 ? -1.0 : 1.5);
+        sum += (got - want) * 0x1p7;
+    }
+    check(wrong == 0, "random rounding: %lld of %d are not the neighbour that their number names", (long long)wrong, N);
+    // of variables that are 0.9 with probability 0.1, else -0.1 (standard deviation 0.3), and of twice the density below 1
+    check(fabs(sum / N) < 5 * 0.3 / sqrt(N), "random rounding: the mean error is %g of the distance of two bf16", sum / N);
+    check(moved > N / 12 && moved < N / 4, "random rounding: %lld of %d moved", (long long)moved, N);
+    check(ops_same_bits(m[0], m_exact, N) && ops_same_bits(v[0], v_exact, N), "random rounding: moments are those of exact parameters");
+    const int most = omp_get_max_threads();
+    omp_set_num_threads(3);
+    cpu_adamw(NULL, &state, param[1], none, m[1], v[1], grad, all, 1, config);
+    omp_set_num_threads(most);
+    check(ops_same_bits(param[0], param[1], N), "random rounding: three threads");
+    AdamW second = config;
+    const Segment before[] = {{0, CUT, false}};
+    cpu_adamw(NULL, &state, param[2], none, m[2], v[2], grad, before, 1, config);
+    second.rounding.first = FIRST + CUT;
+    cpu_adamw(NULL, &state, buffer_at(param[2], CUT), none, buffer_at(m[2], CUT), buffer_at(v[2], CUT), buffer_at(grad, CUT), after, 1, second);
+    check(ops_same_bits(param[0], param[2], N), "random rounding: two shards");
+    second = config, second.rounding.key = rng_round_key(3, 8);
+    cpu_adamw(NULL, &state, param[3], none, m[3], v[3], grad, all, 1, second);
+    check(!ops_same_bits(param[0], param[3], N), "random rounding: another step draws other numbers");
+    check(rng_round_bf16(0x7f800000u, 0xffff) == 0x7f80 && rng_round_bf16(0xff800000u, 1) == 0xff80 && (rng_round_bf16(0x7f800001u, 0) & 0x7f) != 0,
+          "random rounding: infinities and NaN stay");
+    check(rng_round_bf16(0x3f800000u, 0xffff) == 0x3f80 && rng_round_bf16(0xbf80ffffu, 1) == 0xbf81,
+          "random rounding: a bf16 stays, away from zero");
+    for (int k = 0; k < 4; k++) free(param[k].data), free(m[k].data), free(v[k].data);
+    free(exact.data), free(grad.data), free(m_exact.data), free(v_exact.data);
 }
 
 static void test_squares(void) {
@@ -213,6 +271,7 @@ int main(void) {
     test_steps(DTYPE_BF16);
     test_threads(DTYPE_F32);
     test_threads(DTYPE_BF16);
+    test_random_rounding();
     test_squares();
     test_decide();
     return test_end();

@@ -1,12 +1,14 @@
 // adamw.h: the decision whether a step counts, and AdamW with clipping and the cast to bf16 in one walk, on the CPU.
-// The walk is bound by memory: 28 bytes per parameter in fp32, 30 with bf16 parameters and fp32 masters.
+// The walk is bound by memory: 28 bytes per parameter in fp32, 30 with bf16 parameters and fp32 masters, 24 without masters.
 #ifndef LLMC_CPU_ADAMW_H
 #define LLMC_CPU_ADAMW_H
 
 #include "llmc/cpu/block.h"    // cpu_block_in, CPU_SCRATCH
 #include "llmc/cpu/segments.h" // cpu_segments_walk
 #include <math.h>              // sqrt, sqrtf, pow, isfinite
+#include "llmc/rng.h"          // rng_round_bits, rng_round_bf16
 #include <omp.h>               // omp_get_num_threads
+#include <string.h>            // memcpy
 
 // From loss_sum and grad_squares: grad_norm, clip_coefficient (clip 0 = off), skip; advances optimizer_steps unless skipped.
 static inline void cpu_step_decide(Device *device, StepState *state, double clip) {
@@ -56,8 +58,19 @@ static inline void cpu_adamw_run_(float *restrict w, float *restrict m, float *r
     }
 }
 
-// AdamW (Loshchilov & Hutter 2019) on the elements of the segments; nothing when state->skip. param F32, or BF16 with an
-// F32 master; m, v, grad F32. One parallel region; the threads share the elements equally, across tensors.
+// n elements of param from `at` on = the block, rounded at random.
+static inline void cpu_adamw_round_(Buffer param, int64_t at, int64_t n, const float *block, Rounding rounding) {
+    uint16_t *out = (uint16_t *)param.data + at, random[8];
+    for (int64_t i = 0, place = rounding.first + at; i < n; i++, place++) {
+        if (i == 0 || place % 8 == 0) rng_round_bits(rounding.key, rounding.unit, (uint64_t)place / 8, random);
+        uint32_t bits;
+        memcpy(&bits, &block[i], sizeof bits);
+        out[i] = rng_round_bf16(bits, random[place % 8]);
+    }
+}
+
+// AdamW (Loshchilov & Hutter 2019) on the elements of the segments; nothing when state->skip. param F32, BF16 with an F32 master, or BF16 that is
+// rounded at random; m, v, grad F32. One parallel region; the threads share the elements equally, across tensors.
 static inline void cpu_adamw(Device *device, const StepState *state, Buffer param, Buffer master, Buffer m, Buffer v, Buffer grad,
                              const Segment *segments, int64_t count, AdamW config) {
     (void)device;
@@ -65,6 +78,7 @@ static inline void cpu_adamw(Device *device, const StepState *state, Buffer para
     const CpuAdamW_ factors = cpu_adamw_factors_(state, config);
     const int64_t total = cpu_segments_total(segments, count);
     const Buffer weights = master.data != NULL ? master : param;
+    const bool random = weights.dtype == DTYPE_BF16;
 #pragma omp parallel
     {
         const int64_t threads = omp_get_num_threads(), thread = omp_get_thread_num();
@@ -72,11 +86,14 @@ static inline void cpu_adamw(Device *device, const StepState *state, Buffer para
         const int64_t from = min_i64(share * thread, total), to = min_i64(from + share, total);
         CpuSegmentWalk walk = cpu_segments_walk(segments, from, to);
         Segment run;
+        CPU_SCRATCH(scratch);
         while (cpu_segments_next(&walk, CPU_BLOCK, &run)) {
-            float *w = (float *)weights.data + run.begin;
+            float *w = random ? scratch : (float *)weights.data + run.begin;
+            if (random) (void)cpu_block_in(weights, run.begin, run.count, scratch);
             cpu_adamw_run_(w, (float *)m.data + run.begin, (float *)v.data + run.begin, (const float *)grad.data + run.begin, run.count,
                            run.decay ? factors.decay : 0.0f, factors);
             if (master.data != NULL) cpu_block_store(param, run.begin, run.count, w);
+            if (random) cpu_adamw_round_(param, run.begin, run.count, w, config.rounding);
         }
     }
 }
