@@ -866,19 +866,21 @@ static void next_logits(Trainer *t, const int32_t *context, int64_t count, float
     comm_all_reduce(t->groups[LAYOUT_TP], logits, V, COMM_F32, COMM_SUM);
 }
 
-// The token that follows, drawn by the rank that speaks for the first replica and told to all; -1: that rank was asked to stop. The other
-// replicas compute along only where they hold shards of the parameters.
+// The token that follows, drawn by the rank that speaks for the first replica and told to all. The other replicas compute along
+// only where they hold shards of the parameters.
+enum { STOPPED = -1, NOT_FINITE = -2 }; // instead of a token: that rank was asked to stop; the logits are no numbers
 static int32_t next_token(Run *run, const int32_t *context, int64_t count, int64_t number, float *logits) {
     const Options *o = &run->setup.options;
     Trainer *t = &run->trainer;
     const Mesh *mesh = &t->layout.mesh;
     const int speaker = mesh_rank(mesh, (MeshAt){0, 0, mesh->pp - 1, 0});
     const SamplingConfig sampling = {o->temperature, o->top_k, o->top_p};
-    int64_t id = -1;
+    int64_t id = STOPPED;
     if (mesh->at.dp == 0 || t->layout.zero == 3) next_logits(t, context, count, logits);
     if (mesh->rank == speaker && signals_stop_requested(NULL) == STOP_NONE) {
         const Philox r = philox(rng_key((uint64_t)o->seed, RNG_SAMPLE), (uint64_t)run->step, (uint64_t)number);
         id = sampling_choose(logits, run->setup.config.vocab, sampling, (double)r.x[0] / 4294967296.0);
+        for (int64_t v = 0; v < run->setup.config.vocab && id >= 0; v++) id = isfinite(logits[v]) ? id : NOT_FINITE;
     }
     comm_broadcast(run->comm->world, &id, 1, COMM_I64, speaker);
     return (int32_t)id;
@@ -902,6 +904,9 @@ static void generate(Run *run) {
     for (int64_t i = 0; i < o->sample_tokens; i++) {
         const int64_t from = max_i64(0, count - limit);
         ids[count] = next_token(run, ids + from, count - from, i, logits);
+        if (ids[count] == NOT_FINITE && run->outcome.code == CODE_OK) {
+            fail(&run->outcome, CODE_NUMERIC, "sampling, after step %lld: the logits are not finite", (long long)run->step);
+        }
         if (ids[count] < 0) break;
         count++;
     }
@@ -1060,16 +1065,18 @@ static void count_step(Run *run, int sign) {
     }
 }
 
-// Writes the trace once its steps are over, or what there is of it when the run ends before.
+// Writes the trace once its steps are over, or what there is of it when the run ends before. A file that cannot be written does not end the
+// training.
 static void write_trace(Run *run, bool ending) {
     Trace *trace = &run->trainer.trace;
     Error error = {0};
-    if (trace->first == 0 || run->traced || !(ending || run->step >= trace->last)) return;
+    if (trace->first == 0 || run->traced || run->step < trace->first || !(ending || run->step >= trace->last)) return;
     run->traced = true;
     char *path = path_join(run->setup.options.out, "trace.json"), text[512];
-    require_all(run, trace_write(trace, run->comm, path, &error), &error);
-    if (is_first(run)) monitor_say(&run->monitor, "%s", trace_summary(trace, path, text));
-    if (is_first(run) && trace_phases(trace, text)[0] != '\0') monitor_say(&run->monitor, "ms a step on rank 0: %s", text);
+    const bool good = trace_write(trace, run->comm, path, &error); // of all ranks alike
+    if (!good && run->outcome.code == CODE_OK) run->outcome = error;
+    if (is_first(run)) monitor_say(&run->monitor, "%s", good ? trace_summary(trace, path, text) : error.text);
+    if (good && is_first(run) && trace_phases(trace, text)[0] != '\0') monitor_say(&run->monitor, "ms a step on rank 0: %s", text);
     free(path);
 }
 
@@ -1125,7 +1132,11 @@ static void begin(Run *run, int argc, char **argv) {
     if (log != NULL && is_first(run)) require(run, monitor_run_json(log, argc, argv, o, &setup->config, parameters, &error), &error);
     if (is_first(run)) report_begin(setup, &t->device);
     if (run->comm->size > 1) comm_watchdog(run->comm, (double)o->watchdog);
-    if (o->trace != NULL) {
+    if (o->trace != NULL && setup->trace_last <= run->step && is_first(run)) {
+        monitor_say(&run->monitor, "trace: this run goes on after step %lld, steps %lld to %lld are done", (long long)run->step,
+                    (long long)setup->trace_first, (long long)setup->trace_last);
+    }
+    if (o->trace != NULL && setup->trace_last > run->step) {
         const MeshAt at = t->layout.mesh.at;
         char label[96];
         snprintf(label, sizeof label, "tp %d, pp %d, dp %d", at.tp, at.pp, at.dp);
@@ -1140,7 +1151,8 @@ static void begin(Run *run, int argc, char **argv) {
 // The validation that a run ends with decides what it came to.
 static void validate_last(Run *run) {
     if (!validate(run) && run->outcome.code == CODE_OK) {
-        fail(&run->outcome, CODE_NUMERIC, "the last validation, after step %lld: the loss is not finite (lower --lr?)", (long long)run->step);
+        fail(&run->outcome, CODE_NUMERIC, "the last validation, after step %lld: the loss is not finite%s", (long long)run->step,
+             run->setup.options.steps > 0 ? " (lower --lr?)" : ", nor are the weights, or they are far too large");
     }
 }
 

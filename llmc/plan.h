@@ -339,6 +339,7 @@ static inline void plan_print_memory_(FILE *file, const PlanInput *plan, const P
         if (!total) fputc('\n', file);
     }
     if (plan->device_memory) fprintf(file, "\n  on the device %s", plan_bytes_text((double)f->device_needed, a));
+    if (plan->device_memory && plan->local_ranks == 1) fprintf(file, "\n  in host memory %s", plan_bytes_text(f->machine_needed, a));
     if (plan->local_ranks > 1) {
         fprintf(file, "\n  %d ranks of this machine, the largest of all counted: %s", plan->local_ranks, plan_bytes_text(f->machine_needed, a));
     }

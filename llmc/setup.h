@@ -187,11 +187,12 @@ static inline bool setup_plan_(Setup *setup, Error *error) {
     return data_bytes == 0 || plan_add(plan, "data", (size_t)data_bytes, 1, error);
 }
 
-// Opens the device; nothing is allocated there yet.
+// Opens the device. What it has taken by then is in the plan, too.
 static inline bool setup_device_(Setup *setup, Error *error) {
     Device *d = &setup->device;
     if (!devices_open(d, &setup->options, setup->comm, error)) return false;
-    setup->plan.device_bytes = d->free_bytes(d);
+    const double left = d->free_bytes(d);
+    setup->plan.device_bytes = left > 0 ? left + (double)d->own_bytes(d) : 0;
     return true;
 }
 

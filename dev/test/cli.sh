@@ -218,6 +218,20 @@ for out in large validated last; do
 done
 tiny 2 'steps 0: trains nothing: wanted .*--val' --steps 0
 tiny 0 - --steps 0 --dry-run
+# weights that are infinite, or nearly
+tiny 4 'last validation, after step 3: ' "${exploding[@]}" --save-every 3 --steps 3 --out "$dir/huge"
+tiny 4 'sampling, after step 0: the logits are not finite' --steps 0 --init-from "$dir/huge/step_00000003" --sample-every 1 --sample-tokens 3
+
+echo "traces"
+# that cannot be written: the training is saved, and the exit code tells
+mkdir -p "$dir/untraced/trace.json"
+tiny 5 'trace.json.*directory' --steps 4 --trace 1:2 --out "$dir/untraced"
+if [ -d "$dir/untraced/step_00000004" ]; then passed=$((passed + 1)); else failed=$((failed + 1)) && echo "FAILED: a trace that cannot be written: no checkpoint"; fi
+# a run that goes on behind the steps of the trace leaves it
+tiny 0 - --steps 4 --trace 1:2 --schedule constant --out "$dir/traced"
+cp "$dir/traced/trace.json" "$dir/trace.json"
+tiny 0 - --steps 6 --trace 1:2 --schedule constant --out "$dir/traced" --resume auto
+if cmp -s "$dir/traced/trace.json" "$dir/trace.json"; then passed=$((passed + 1)); else failed=$((failed + 1)) && echo "FAILED: the trace was overwritten"; fi
 
 echo "$passed passed, $failed failed"
 [ $failed -eq 0 ]

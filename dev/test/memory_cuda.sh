@@ -48,6 +48,16 @@ beside "llama, tp 3, sums in bf16" 3 --layers 1 --channels 96 --ffn 192 --heads 
 beside "gpt2, zero 2, gradients in bf16" 2 "${gpt2[@]}" "${batch[@]}" --zero 2 --precision bf16 --grad-reduce bf16
 beside "gpt2, dp 4, shards of 2, gradients in bf16" 4 "${gpt2[@]}" "${batch[@]}" --global-batch 8 --zero 1 --shard-group 2 --precision bf16 --grad-reduce bf16
 
+# A device with as much memory as the plan says holds the run; with a MiB less it is refused: nothing is counted twice. SIMCU_MEMORY_MB is whole MiB.
+"$sim" "${common[@]}" "${gpt2[@]}" "${batch[@]}" --dry-run >"$dir/plan" 2>&1
+planned=$(sed -nE 's/^ *on the device ([0-9.]+) MiB.*/\1/p' "$dir/plan")
+fits=$(awk -v planned="${planned:-0}" 'BEGIN { n = int(planned); print n < planned ? n + 1 : n }')
+SIMCU_MEMORY_MB=$fits ranks 1 "$sim" "${common[@]}" "${gpt2[@]}" "${batch[@]}"
+verdict $? "a device of $fits MiB holds what is planned as ${planned:-nothing} MiB: $(head -c 200 "$dir/stderr" | head -1)"
+SIMCU_MEMORY_MB=$((fits - 1)) ranks 1 "$sim" "${common[@]}" "${gpt2[@]}" "${batch[@]}"
+[ $? -eq 2 ] && grep -q 'memory: this run needs' "$dir/stderr"
+verdict $? "one of $((fits - 1)) MiB is refused: $(grep -h train_gpt: "$dir/stderr" | head -1)"
+
 # Hosts: the pinned ring; NCCL is an estimate, and of several ranks only.
 "$sim" "${common[@]}" "${gpt2[@]}" "${batch[@]}" --dry-run >"$dir/plan" && grep -q 'pinned for copies .*16777216 bytes' "$dir/plan" && ! grep -q NCCL "$dir/plan"
 verdict $? "one rank: a ring of 16 MiB, no NCCL"

@@ -14,6 +14,7 @@
 
 #include "llmc/cuda/algorithms.cuh" // AlgorithmFile, ProductKey
 #include "llmc/cuda/cuda.cuh"       // CudaDevice, cuda_check
+#include "llmc/cuda/memory.cuh"     // cuda_out_of_memory
 #include "llmc/cuda/product.cuh"    // Product
 #include "llmc/cuda/scratch.h"      // PRODUCT_WORKSPACE_BYTES
 #include <cstdlib>                  // realloc
@@ -297,7 +298,7 @@ static void cublaslt_keep(CublasLt *lt, const char *path) {
 static CublasLt *cublaslt_open(CudaDevice *device) {
     CublasLt *lt = new CublasLt();
     cublas_check(cublasLtCreate(&lt->handle), "cublasLtCreate");
-    cuda_check(cudaMalloc(&lt->workspace, PRODUCT_WORKSPACE_BYTES), "cudaMalloc (workspace)");
+    if (cudaMalloc(&lt->workspace, PRODUCT_WORKSPACE_BYTES) != cudaSuccess) cuda_out_of_memory(PRODUCT_WORKSPACE_BYTES);
     cuda_check(cudaEventCreate(&lt->start), "cudaEventCreate");
     cuda_check(cudaEventCreate(&lt->stop), "cudaEventCreate");
     cudaDeviceProp properties;
