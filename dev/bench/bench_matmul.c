@@ -90,8 +90,8 @@ typedef struct {
 static void run_ours(const void *closure) {
     const Ours *ours = closure;
     const Product *p = &ours->product;
-    const Buffer x = {p->x, p->form == INPUT ? p->out_dtype : p->dtype}, w = {p->w, p->form == WEIGHT ? p->out_dtype : p->dtype};
-    const Buffer y = {p->y, p->form == FORWARD ? p->out_dtype : p->dtype}, none = {0};
+    const Buffer x = buffer_of(p->x, p->form == INPUT ? p->out_dtype : p->dtype), w = buffer_of(p->w, p->form == WEIGHT ? p->out_dtype : p->dtype);
+    const Buffer y = buffer_of(p->y, p->form == FORWARD ? p->out_dtype : p->dtype), none = {0};
     if (p->form == FORWARD) blas_matmul(ours->state, BLAS_NT, y, x, w, none, false, p->N, p->OC, p->IC);
     if (p->form == INPUT) blas_matmul(ours->state, BLAS_NN, x, y, w, none, false, p->N, p->IC, p->OC);
     if (p->form == WEIGHT) blas_matmul(ours->state, BLAS_TN, w, y, x, none, false, p->OC, p->IC, p->N);
