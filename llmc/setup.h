@@ -147,6 +147,8 @@ static inline bool setup_flags(Setup *setup, Error *error) {
     if (o->master == MASTER_NONE && o->precision == PRECISION_FP32)
         return fail(error, CODE_USAGE, "--master none: fp32 weights have no copy to leave out (wanted --precision bf16, or --master fp32)");
     if (o->save_every == OPTIONS_AUTO && o->mtbf == 0) return fail(error, CODE_USAGE, "--save-every auto: wanted --mtbf HOURS with it");
+    if (o->dump_grads != NULL && o->steps == 0)
+        return fail(error, CODE_USAGE, "--dump-grads: writes the gradients of step 1, --steps 0 makes none (wanted --steps 1 or more)");
     const bool looks = o->val != NULL || o->prompt != NULL || o->sample_every > 0 || o->export_hf != NULL;
     if (o->steps == 0 && !looks && !o->dry_run) {
         return fail(error, CODE_USAGE, "--steps 0: trains nothing: wanted something to do (--val, --prompt, --sample-every, --export-hf)");

@@ -218,6 +218,7 @@ for out in large validated last; do
 done
 tiny 2 'steps 0: trains nothing: wanted .*--val' --steps 0
 tiny 0 - --steps 0 --dry-run
+tiny 2 'dump-grads: .*--steps 0' --steps 0 --val "$dir/good.bin" --dump-grads "$dir/grads"
 # weights that are infinite, or nearly
 tiny 4 'last validation, after step 3: ' "${exploding[@]}" --save-every 3 --steps 3 --out "$dir/huge"
 tiny 4 'sampling, after step 0: the logits are not finite' --steps 0 --init-from "$dir/huge/step_00000003" --sample-every 1 --sample-tokens 3
