@@ -249,7 +249,11 @@ cuda-syntax:
 CU_ALONE := $(addsuffix .alone,$(wildcard llmc/cuda/*.cuh))
 $(CU_ALONE): %.alone: %
 	@g++ $(SIM_KERNELS) -Werror -fsyntax-only -include $< /dev/null || { echo "does not compile alone: $<"; exit 1; }
-cuda-headers: $(CU_ALONE)
+# So do the programs that only a GPU runs.
+CU_PROGRAMS := dev/bench_cuda.cu.syntax dev/gpu/test_fragments.cu.syntax
+$(CU_PROGRAMS): %.syntax: %
+	g++ $(SIM_KERNELS) -Werror -fsyntax-only $<
+cuda-headers: $(CU_ALONE) $(CU_PROGRAMS)
 	@echo "cuda-headers: each of $(words $(CU_ALONE)) compiles alone"
 
 # Time of every op at real sizes (dev/bench_cuda.cu); layouts of the tensor-core instructions (dev/gpu/test_fragments.cu).
@@ -320,4 +324,4 @@ mutants:
 clean:
 	rm -rf $(BUILD) train_gptcu test_gptcu bench_cuda test_fragments *_sim *_sim_asan *_sim_race train_gpt train_gpt_asan tokenize tokenize_asan test_gpt test_gpt_asan
 
-.PHONY: need-nvcc sim sim-tests sim-test cuda-syntax cuda-headers $(CU_ALONE) gpu-binaries all help banner headers syntax $(SYNTAX) format unit unit-asan fuzzers schedules bench crash layouts-full mutants clean
+.PHONY: need-nvcc sim sim-tests sim-test cuda-syntax cuda-headers $(CU_ALONE) $(CU_PROGRAMS) gpu-binaries all help banner headers syntax $(SYNTAX) format unit unit-asan fuzzers schedules bench crash layouts-full mutants clean

@@ -362,6 +362,9 @@ static void bench_classifier(Bench *b) {
     if (bench_wanted(b, "cross_entropy", shape, d->cross_entropy != nullptr)) {
         const Buffer losses = bench_random(b, N, DTYPE_F32, 1), logits = bench_logits(b, N, row, DTYPE_BF16);
         const Buffer targets = bench_ints(b, N, [V](int64_t i) { return rng_mix((uint64_t)i) % (uint64_t)V; });
+        double *dloss = (double *)bench_alloc(b, sizeof *dloss);
+        const double scale = 1.0 / (double)N;
+        d->copy_in(d, dloss, &scale, sizeof scale);
         bench_row(b, "cross_entropy", shape, BENCH_BYTES, 4.0 * (double)(N * V), // in place: later runs find smaller logits, in the same time
                   [&] { d->cross_entropy(d, losses, logits, logits, targets, dloss, N, V); });
         bench_release(b);
