@@ -7,12 +7,7 @@ cd "$(dirname "$0")/../.."
 # shellcheck source=dev/test/common.sh
 . dev/test/common.sh
 need_ranks
-cuda=${CUDA:-/usr/local/cuda}
-if [ ! -e "$cuda/include/cuda_runtime.h" ]; then
-    echo "no CUDA toolkit in $cuda: the CUDA device cannot be simulated"
-    [ "${NEED_CUDA:-0}" = 1 ] && exit 1
-    exit 77
-fi
+need_cuda
 sim=${SIM:-./train_gptcu_sim}
 make -s build/make_tokens "${sim#./}" || exit 1
 build/make_tokens "$dir/train.bin" 3000 101 3 || exit 1

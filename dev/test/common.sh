@@ -27,6 +27,15 @@ need_ranks() {
     exit 77
 }
 
+# CUDA's headers, for the simulated device: without them the script is skipped, or fails with NEED_CUDA=1.
+need_cuda() {
+    local cuda=${CUDA:-/usr/local/cuda}
+    [ ! -e "$cuda/include/cuda_runtime.h" ] || return 0
+    echo "no CUDA toolkit in $cuda: the CUDA device cannot be simulated"
+    [ "${NEED_CUDA:-0}" = 1 ] && exit 1
+    exit 77
+}
+
 # From now on AddressSanitizer does not report what Open MPI leaves behind.
 leaks_of_mpi() {
     printf 'leak:lib%s\n' mpi open-pal open-rte pmix event hwloc >"$dir/suppressions"

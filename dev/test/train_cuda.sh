@@ -12,12 +12,7 @@ quick=${1:-}
 # shellcheck source=dev/test/common.sh
 . dev/test/common.sh
 need_ranks
-cuda=${CUDA:-/usr/local/cuda}
-if [ ! -e "$cuda/include/cuda_runtime.h" ]; then
-    echo "no CUDA toolkit in $cuda: the CUDA device cannot be simulated"
-    [ "${NEED_CUDA:-0}" = 1 ] && exit 1
-    exit 77
-fi
+need_cuda
 sim=${SIM:-./train_gptcu_sim}
 export SIMCU_SMS=${SIMCU_SMS:-8} # of a small device: its grids take less time
 make -s train_gpt build/make_tokens build/compare_grads "${sim#./}" || exit 1

@@ -48,6 +48,18 @@ static bool adamw_same(const std::vector<std::vector<float>> &a, const std::vect
     return true;
 }
 
+static BothState adamw_state(Compare *t, int64_t steps_before) {
+    return both_state(t, {.loss_sum = 0,
+                          .grad_squares = 0,
+                          .grad_norm = 0,
+                          .lr = 0.01,
+                          .loss_scale = 8,
+                          .dropout_key = 9,
+                          .clip_coefficient = 0,
+                          .skip = 0,
+                          .optimizer_steps = steps_before});
+}
+
 // A step with fresh gradients; `bad`: one of them, or the loss.
 enum AdamWFault { ADAMW_GOOD, ADAMW_GRADIENT_NAN, ADAMW_GRADIENT_INFINITE, ADAMW_LOSS_NAN };
 static void adamw_step(Compare *t, const AdamWBuffers &b, const BothState &state, const BothSegments &list, int64_t skip, double clip, AdamW config,
@@ -91,15 +103,7 @@ static void test_adamw_case(Compare *t, Dtype dtype, int64_t skip, int64_t steps
                  config.beta1);
     const AdamWBuffers b = adamw_buffers(t, dtype, skip);
     const BothSegments list = both_segments(t, adamw_segments);
-    const BothState state = both_state(t, {.loss_sum = 0,
-                                           .grad_squares = 0,
-                                           .grad_norm = 0,
-                                           .lr = 0.01,
-                                           .loss_scale = 8,
-                                           .dropout_key = 9,
-                                           .clip_coefficient = 0,
-                                           .skip = 0,
-                                           .optimizer_steps = steps_before});
+    const BothState state = adamw_state(t, steps_before);
     const std::vector<std::vector<float>> start = adamw_read(t, b);
     for (int step = 0; step < 10; step++) {
         const AdamWFault fault = step == 2 ? ADAMW_GRADIENT_NAN : step == 5 ? ADAMW_GRADIENT_INFINITE : step == 7 ? ADAMW_LOSS_NAN : ADAMW_GOOD;
@@ -133,15 +137,7 @@ static void test_adamw_random(Compare *t, int64_t skip) {
     b.param.at[0] = compare_buffer_(t, 0, bits.data(), n, DTYPE_BF16);
     b.master = both_absent();
     const BothSegments list = both_segments(t, adamw_segments);
-    const BothState state = both_state(t, {.loss_sum = 0,
-                                           .grad_squares = 0,
-                                           .grad_norm = 0,
-                                           .lr = 0.01,
-                                           .loss_scale = 8,
-                                           .dropout_key = 9,
-                                           .clip_coefficient = 0,
-                                           .skip = 0,
-                                           .optimizer_steps = 3});
+    const BothState state = adamw_state(t, 3);
     const std::vector<float> start = compare_read(t, 1, b.param[1], n);
     for (int step = 0; step < 3; step++) {
         const AdamW config = {0.9, 0.95, 1e-8, 0.1, {rng_round_key(5, (uint64_t)step), 3, 1 << 20}};
